@@ -1,0 +1,1 @@
+//! kvtide: one byte arena for every kind of cache that an LLM-serving process keeps.

@@ -1,0 +1,2 @@
+//! The `kvtide` command.
+fn main() {}

@@ -1,0 +1,8 @@
+//! Pure state machines for the cache memory of an LLM-serving process.
+
+#![forbid(unsafe_code)]
+
+pub mod chain;
+pub mod demand;
+pub mod fit;
+pub mod unit;
