@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod arena;
 pub mod chain;
 pub mod demand;
 pub mod fit;
