@@ -5,4 +5,5 @@
 pub mod chain;
 pub mod demand;
 pub mod fit;
+pub mod tree;
 pub mod unit;
