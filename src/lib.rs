@@ -6,4 +6,5 @@ pub mod arena;
 pub mod chain;
 pub mod demand;
 pub mod fit;
+pub mod tree;
 pub mod unit;
