@@ -125,6 +125,12 @@ impl Demand {
 }
 
 impl ExactDemand {
+    /// The pages.
+    #[must_use]
+    pub fn demand(&self) -> Demand {
+        self.0
+    }
+
     /// What a batch of extends needs, to the page: the sum over its sequences. O(extends × pools).
     ///
     /// # Errors

@@ -6,5 +6,6 @@ pub mod arena;
 pub mod chain;
 pub mod demand;
 pub mod fit;
+pub mod sequence;
 pub mod tree;
 pub mod unit;

@@ -2,7 +2,16 @@
 
 #![deny(unsafe_code)]
 
+mod allocator;
 pub mod cli;
+mod compactor;
 pub mod config;
 pub mod device;
+pub mod error;
+pub mod handle;
+pub mod message;
+mod radix;
+pub mod report;
 pub mod scenario;
+mod service;
+pub mod telemetry;

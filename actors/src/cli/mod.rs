@@ -2,5 +2,7 @@
 
 pub mod config;
 pub mod error;
+pub mod plan;
+pub mod scenario;
 
 pub use error::CliError;

@@ -39,6 +39,7 @@
 //! The files: [`Scenario`] and its [`Step`]s, the [`Header`], the [`Operation`]s with their [`TokenList`]s, the
 //! [`Outcome`]s and [`Totals`], the [`Expectation`]s and [`Failure`]s, and the [`ScenarioError`] with its [`Place`].
 
+mod ended;
 mod expect;
 mod fault;
 mod file;
@@ -47,8 +48,10 @@ mod json;
 mod operation;
 mod outcome;
 mod place;
+mod run;
 mod tokens;
 
+pub use ended::probe_outcome;
 pub use expect::{Expectation, ExpectedField, Failure, Subject, Wanted};
 pub use fault::{FaultWish, Victim};
 pub use file::{Scenario, Step};
@@ -56,4 +59,5 @@ pub use header::{Arena, CacheKey, Header, InlineArena, PoolHeader};
 pub use operation::{DemandByName, Mode, Namespace, Operation, Publish, StateWish, Waiting};
 pub use outcome::{Field, Outcome, Table, Totals};
 pub use place::{Place, Problem, ScenarioError};
+pub use run::{RunError, Runner, demand};
 pub use tokens::TokenList;

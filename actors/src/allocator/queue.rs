@@ -1,0 +1,197 @@
+//! Allocations that wait for memory that others will give back: first come, first served.
+//!
+//! A later one goes ahead only if it leaves the head's shortfall no larger, and none does once the head has waited
+//! `queue.max_bypass_ms`.
+
+use kameo::actor::ActorRef;
+use kvtide_core::arena::Question;
+use kvtide_core::demand::Demand;
+use kvtide_core::fit::Bound;
+use tokio::time::Instant;
+
+use super::job::{Job, JobId, Priority};
+use super::{Allocator, Progress};
+use crate::error::{AllocError, Refusal};
+use crate::message::Request;
+
+/// A job in the queue.
+pub(super) struct Waiting {
+    pub(super) job: Job,
+    demand: Demand,
+    since: Instant,
+}
+
+/// What the head of the queue lacks: no newcomer may make it larger.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+struct Shortfall {
+    ids: u32,
+    bytes: u64,
+}
+
+impl Allocator {
+    /// Puts a job at the end of the queue; gives it back with what to answer when the queue is full or it is too late.
+    pub(super) fn enqueue(
+        &mut self,
+        job: Job,
+        error: AllocError,
+        me: &ActorRef<Self>,
+    ) -> Option<(Job, AllocError)> {
+        let Some(deadline) = job.deadline else { return Some((job, error)) };
+        if deadline <= Instant::now() {
+            return Some((job, error));
+        }
+        let limit = self.policy.queue_max;
+        if self.waiting.len() >= limit {
+            let busy = AllocError::Busy { waiting: self.waiting.len() as u64, limit: limit as u64 };
+            return Some((job, busy));
+        }
+        self.totals.waits += 1;
+        let (id, me) = (job.id, me.downgrade());
+        tokio::spawn(async move {
+            tokio::time::sleep_until(deadline).await;
+            if let Some(me) = me.upgrade() {
+                let _ = me.tell(Request::Expire(id)).send().await;
+            }
+        });
+        let demand = job.demand;
+        self.waiting.push_back(Waiting { job, demand, since: Instant::now() });
+        None
+    }
+
+    /// Tells a job whose deadline passed, if it still waits.
+    pub(super) async fn expire(&mut self, id: JobId) {
+        let Some(place) = self.waiting.iter().position(|waiting| waiting.job.id == id) else {
+            return;
+        };
+        let Some(mut waiting) = self.waiting.remove(place) else { return };
+        let waited = waiting.since.elapsed();
+        self.totals.wait_nanos += waited.as_nanos() as u64;
+        waiting.job.receipt.waited += waited;
+        if let Some(rest) = self.refuse(waiting.job, AllocError::TimedOut { waited }).await {
+            // Later sequences of the same append get their own attempt.
+            self.deferred.push_back(rest);
+        }
+        self.progress = Progress::Memory;
+    }
+
+    /// Does everything that can be done now: requests held up, jobs deferred, jobs waiting, eager packing.
+    pub(super) async fn pump(&mut self, me: &ActorRef<Self>) {
+        loop {
+            if let Some(request) = self.ready.pop_front() {
+                self.serve(request, me).await;
+            } else if self.moving.is_none() && !self.held_up.is_empty() {
+                self.ready.extend(self.held_up.drain(..));
+            } else if self.moving.is_none() && !self.deferred.is_empty() {
+                if let Some(job) = self.deferred.pop_front() {
+                    self.run(job, me).await;
+                }
+            } else if self.progress == Progress::Memory {
+                self.progress = Progress::None;
+                self.packing_due = Progress::Memory;
+                self.wake(me).await;
+            } else if !self.pack(me).await {
+                break;
+            }
+        }
+        if self.moving.is_none() && self.copying.is_empty() {
+            for reply in self.settling.drain(..) {
+                let _ = reply.send(Ok(()));
+            }
+        }
+    }
+
+    /// Gives every waiting job another attempt, in order; those behind a head that still waits only if they fit as
+    /// things lie.
+    async fn wake(&mut self, me: &ActorRef<Self>) {
+        let mut tried = std::collections::VecDeque::new();
+        while let Some(waiting) = self.waiting.pop_front() {
+            if waiting.job.work.is_abandoned() {
+                let stopped = AllocError::TimedOut { waited: waiting.since.elapsed() };
+                if let Some(rest) = self.refuse(waiting.job, stopped).await {
+                    self.deferred.push_back(rest);
+                }
+                continue;
+            }
+            let first = tried.is_empty();
+            let fits = self.arena.place(&waiting.demand).is_some();
+            if !first && !fits {
+                tried.push_back(waiting);
+                continue;
+            }
+            match self.retry(waiting, &tried, me).await {
+                Some(waiting) => tried.push_back(waiting),
+                None if self.moving.is_some() => break,
+                None => {}
+            }
+        }
+        tried.append(&mut self.waiting);
+        self.waiting = tried;
+    }
+
+    /// One more attempt for a waiting job; given back if it still has to wait.
+    async fn retry(
+        &mut self,
+        waiting: Waiting,
+        ahead: &std::collections::VecDeque<Waiting>,
+        me: &ActorRef<Self>,
+    ) -> Option<Waiting> {
+        let demand = waiting.demand;
+        let blocked = match ahead.front() {
+            Some(head) => self.would_delay(head, &demand),
+            None => {
+                self.moving.is_none()
+                    && self.arena.place(&demand).is_none()
+                    && self.plan(&demand).await.is_err()
+            }
+        };
+        if blocked {
+            return Some(waiting);
+        }
+        let Waiting { mut job, since, .. } = waiting;
+        job.receipt.waited += since.elapsed();
+        self.totals.wait_nanos += since.elapsed().as_nanos() as u64;
+        job.priority = Priority::Served;
+        self.run(job, me).await;
+        None
+    }
+
+    /// Whether serving `demand` now would let the head of the queue wait longer.
+    pub(super) fn delays_head(&self, job: &Job, demand: &Demand) -> bool {
+        match self.waiting.front() {
+            Some(head) if job.priority == Priority::Newcomer => self.would_delay(head, demand),
+            _ => false,
+        }
+    }
+
+    fn would_delay(&self, head: &Waiting, demand: &Demand) -> bool {
+        if head.since.elapsed() >= self.policy.bypass_max {
+            return true;
+        }
+        self.shortfall(head, &Demand::default()) < self.shortfall(head, demand)
+    }
+
+    /// What `head` lacks once `taken` more pages are live.
+    fn shortfall(&self, head: &Waiting, taken: &Demand) -> Shortfall {
+        let mut geometry = self.arena.geometry(Question::GatesOpen);
+        let mut short = Shortfall::default();
+        for pool in self.chain.pool_ids() {
+            let fit = geometry.pool_mut(pool);
+            fit.live.0 += taken.0[pool].0;
+            let wanted = fit.live.0 + fit.promised.0 + head.demand.0[pool].0;
+            short.ids = short.ids.max(wanted.saturating_sub(fit.ids.0));
+            fit.ids = kvtide_core::unit::Pages(u32::MAX);
+        }
+        if let Err(Bound::Bytes { missing, .. }) = geometry.fits(&head.demand) {
+            short.bytes = missing.0;
+        }
+        short
+    }
+
+    /// The refusal of a newcomer that may not go ahead of the queue.
+    pub(super) async fn exhausted_by_queue(
+        &self,
+        demand: &Demand,
+    ) -> Result<AllocError, AllocError> {
+        self.exhausted(demand, Refusal::Queue).await
+    }
+}

@@ -1,0 +1,450 @@
+//! What an engine holds: the handle to the service, and guards that give everything back when dropped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvtide_core::chain::Chain;
+use kvtide_core::demand::{AnyDemand, Demand};
+use kvtide_core::tree::Namespace;
+use kvtide_core::unit::{Bytes, PoolId, Token, Tokens};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::device::Fault;
+use crate::error::{AllocError, ServiceError};
+use crate::message::{
+    AppendItem, Appended, Begun, GateKey, Left, Matched, PageTable, Publishing, Receipt, Reply,
+    Request, ReservationId, ReturnPath, Returned, SequenceId, StepId,
+};
+use crate::report::{Explanation, Stats, Verified};
+use crate::service::Shared;
+
+/// A handle to a running service. Cheap to clone; every call is one message to the allocator.
+///
+/// Dropping the future of a call at any point loses nothing: what it was about to get is given back.
+#[derive(Clone)]
+pub struct CacheHandle {
+    shared: Arc<Shared>,
+}
+
+/// How a sequence is opened.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// Prefixes are shared within one namespace only.
+    pub namespace: Namespace,
+    /// How long to wait for memory that others give back; not at all, if `None`.
+    pub wait: Option<Duration>,
+}
+
+/// An open sequence. Dropped, it gives back its pages and its hold on the cached prefix.
+#[must_use = "a sequence that is dropped gives its pages back"]
+pub struct Sequence {
+    id: SequenceId,
+    matched: Matched,
+    receipt: Receipt,
+    shared: Arc<Shared>,
+    back: GiveBack,
+}
+
+/// Pages held by number only. Dropped, it gives them back.
+#[must_use = "a reservation that is dropped gives its pages back"]
+pub struct Reservation {
+    id: ReservationId,
+    receipt: Receipt,
+    shared: Arc<Shared>,
+    back: GiveBack,
+}
+
+/// An engine step's hold on the pages that its kernels read and write. Ended when dropped.
+#[must_use = "a lease that is dropped ends"]
+pub struct StepLease {
+    epoch: u64,
+    tables: Vec<(SequenceId, PageTable)>,
+    back: GiveBack,
+}
+
+/// Forbids moves of some pools while it lives.
+#[must_use = "a gate opens when it is dropped"]
+pub struct MoveGate {
+    back: GiveBack,
+}
+
+/// Sends something back when dropped, and wakes the allocator to it.
+struct GiveBack {
+    returned: Option<Returned>,
+    returns: ReturnPath,
+    shared: Arc<Shared>,
+}
+
+impl CacheHandle {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        CacheHandle { shared }
+    }
+
+    /// The chain that the service runs on: pools by name, page sizes, capacities.
+    #[must_use]
+    pub fn chain(&self) -> &Chain {
+        &self.shared.chain
+    }
+
+    /// Opens a sequence: matches its prompt, locks what matched, and copies the state there.
+    ///
+    /// A match never covers the prompt's last token: one is left to compute.
+    ///
+    /// # Errors
+    /// An [`AllocError`] if the running state does not fit, or `tokens` is empty. Nothing stays locked then.
+    pub async fn open(
+        &self,
+        tokens: Vec<Token>,
+        options: OpenOptions,
+    ) -> Result<Sequence, AllocError> {
+        let id = SequenceId(self.shared.fresh());
+        let back = self.shared.giveback(Returned::Sequence(id));
+        let OpenOptions { namespace, wait } = options;
+        let deadline = deadline(wait);
+        let opened = self
+            .shared
+            .ask(|reply| Request::Open { id, namespace, tokens, deadline, reply })
+            .await?;
+        debug_assert_eq!(opened.id, id);
+        Ok(Sequence {
+            id,
+            matched: opened.matched,
+            receipt: opened.receipt,
+            shared: Arc::clone(&self.shared),
+            back,
+        })
+    }
+
+    /// What a match would give now; touches nothing.
+    ///
+    /// # Errors
+    /// [`AllocError::Service`].
+    pub async fn cached(
+        &self,
+        namespace: Namespace,
+        tokens: Vec<Token>,
+    ) -> Result<Matched, AllocError> {
+        self.shared.ask(|reply| Request::Cached { namespace, tokens, reply }).await
+    }
+
+    /// Allocates a raw demand, held until the reservation is released or dropped.
+    ///
+    /// # Errors
+    /// Any [`AllocError`] of an allocation.
+    pub async fn reserve(
+        &self,
+        demand: impl Into<AnyDemand>,
+        wait: Option<Duration>,
+    ) -> Result<Reservation, AllocError> {
+        let id = ReservationId(self.shared.fresh());
+        let back = self.shared.giveback(Returned::Reservation(id));
+        let demand = demand.into();
+        let deadline = deadline(wait);
+        let receipt =
+            self.shared.ask(|reply| Request::Reserve { id, demand, deadline, reply }).await?;
+        Ok(Reservation { id, receipt, shared: Arc::clone(&self.shared), back })
+    }
+
+    /// One decode step (or several) of many sequences, in order, in one message. An item that fails leaves the others
+    /// alone.
+    ///
+    /// # Errors
+    /// [`AllocError::Service`]; an item's own failure is in its [`Appended::stopped`].
+    pub async fn append_many(
+        &self,
+        items: Vec<(&mut Sequence, Vec<Token>)>,
+        wait: Option<Duration>,
+    ) -> Result<Vec<Appended>, AllocError> {
+        let items =
+            items.into_iter().map(|(sequence, tokens)| AppendItem { id: sequence.id, tokens });
+        let items = items.collect();
+        let deadline = deadline(wait);
+        self.shared.ask(|reply| Request::Append { items, deadline, reply }).await
+    }
+
+    /// What an allocation of `demand` would do now: what fits, what would have to go and move, or why not. Changes
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`AllocError::InvalidDemand`] and [`AllocError::Service`].
+    pub async fn explain(&self, demand: Demand) -> Result<Explanation, AllocError> {
+        self.shared.ask(|reply| Request::Explain { demand, reply }).await
+    }
+
+    /// Holds the pages of a step over `sequences` in place, and says where they lie.
+    ///
+    /// # Errors
+    /// [`AllocError::UnknownName`] for a sequence that is gone.
+    pub async fn begin_step(&self, sequences: &[&Sequence]) -> Result<StepLease, AllocError> {
+        let sequences = sequences.iter().map(|sequence| sequence.id).collect();
+        let id = StepId(self.shared.fresh());
+        let back = self.shared.giveback(Returned::Step(id));
+        let begun: Begun =
+            self.shared.ask(|reply| Request::BeginStep { id, sequences, reply }).await?;
+        Ok(StepLease { epoch: begun.epoch, tables: begun.tables, back: back })
+    }
+
+    /// Forbids moves of `pools` until the gate is dropped; returns once no copy that it forbids is in flight.
+    ///
+    /// # Errors
+    /// [`AllocError::Service`].
+    pub async fn close_moves(
+        &self,
+        reason: &str,
+        pools: &[PoolId],
+    ) -> Result<MoveGate, AllocError> {
+        let key = GateKey(self.shared.fresh());
+        let back = self.shared.giveback(Returned::Gate(key));
+        let (reason, pools) = (reason.to_owned(), pools.to_vec());
+        self.shared.ask(|reply| Request::CloseMoves { key, reason, pools, reply }).await?;
+        Ok(MoveGate { back: back })
+    }
+
+    /// One pass of compaction that moves at most `budget`.
+    ///
+    /// # Errors
+    /// [`AllocError::CopyFailed`], after which moves already made stay.
+    pub async fn compact(&self, budget: Bytes) -> Result<Receipt, AllocError> {
+        self.shared.ask(|reply| Request::Compact { budget, reply }).await
+    }
+
+    /// Drops everything cached that is not locked.
+    ///
+    /// # Errors
+    /// [`AllocError::Service`].
+    pub async fn flush(&self) -> Result<Receipt, AllocError> {
+        self.shared.ask(|reply| Request::Flush { reply }).await
+    }
+
+    /// Counters, and the state of every pool. O(pools).
+    ///
+    /// # Errors
+    /// [`AllocError::Service`].
+    pub async fn stats(&self) -> Result<Stats, AllocError> {
+        self.shared.ask(|reply| Request::Stats { reply }).await
+    }
+
+    /// Checks every invariant and reads every live page's content. O(all).
+    ///
+    /// # Errors
+    /// [`ServiceError::Corrupt`] names the first that does not hold.
+    pub async fn verify(&self) -> Result<Verified, AllocError> {
+        self.shared.ask(|reply| Request::Verify { reply }).await
+    }
+
+    /// Returns once no page is being moved and nothing that can run is left undone.
+    ///
+    /// # Errors
+    /// [`AllocError::Service`].
+    pub async fn settle(&self) -> Result<(), AllocError> {
+        self.shared.ask(|reply| Request::Settle { reply }).await
+    }
+
+    /// Makes the device fail on purpose, for tests and scenarios.
+    ///
+    /// # Errors
+    /// [`AllocError::Service`].
+    pub async fn fault(&self, fault: Fault) -> Result<(), AllocError> {
+        self.shared.ask(|reply| Request::Fault { fault, reply }).await
+    }
+}
+
+impl Sequence {
+    /// Its name.
+    #[must_use]
+    pub fn id(&self) -> SequenceId {
+        self.id
+    }
+
+    /// What its prompt matched when it was opened.
+    #[must_use]
+    pub fn matched(&self) -> Matched {
+        self.matched
+    }
+
+    /// What opening it took.
+    #[must_use]
+    pub fn receipt(&self) -> Receipt {
+        self.receipt
+    }
+
+    /// Allocates pages for the next `count` prompt tokens, or for all that are left.
+    ///
+    /// # Errors
+    /// Any [`AllocError`] of an allocation; [`AllocError::InvalidOperation`] past the prompt.
+    pub async fn extend(
+        &mut self,
+        count: Option<Tokens>,
+        wait: Option<Duration>,
+    ) -> Result<Receipt, AllocError> {
+        let (id, deadline) = (self.id, deadline(wait));
+        self.shared.ask(|reply| Request::Extend { id, count, deadline, reply }).await
+    }
+
+    /// One decode step per token. What was appended before a failure stays.
+    ///
+    /// # Errors
+    /// [`AllocError::Service`]; any other failure is in [`Appended::stopped`].
+    pub async fn append(
+        &mut self,
+        tokens: Vec<Token>,
+        wait: Option<Duration>,
+    ) -> Result<Appended, AllocError> {
+        let (items, deadline) = (vec![AppendItem { id: self.id, tokens }], deadline(wait));
+        let done = self.shared.ask(|reply| Request::Append { items, deadline, reply }).await?;
+        done.into_iter().next().ok_or(AllocError::Service(ServiceError::Reset))
+    }
+
+    /// Publishes whole pages computed so far, with a copy of the state if at a page boundary and wanted; goes on.
+    ///
+    /// # Errors
+    /// Any [`AllocError`] of an allocation: a state checkpoint takes a slot.
+    pub async fn checkpoint(
+        &mut self,
+        publishing: Publishing,
+        wait: Option<Duration>,
+    ) -> Result<Receipt, AllocError> {
+        let (id, deadline) = (self.id, deadline(wait));
+        self.shared.ask(|reply| Request::Checkpoint { id, publishing, deadline, reply }).await
+    }
+
+    /// Publishes as asked, and closes.
+    ///
+    /// # Errors
+    /// [`AllocError::Service`].
+    pub async fn finish(mut self, publishing: Publishing) -> Result<(), AllocError> {
+        let id = self.id;
+        let result = self.shared.ask(|reply| Request::Finish { id, publishing, reply }).await;
+        if result.is_ok() {
+            self.back.defuse();
+        }
+        result
+    }
+}
+
+impl Sequence {
+    /// Closes it without publishing. Unlike a drop, it is done when this returns.
+    ///
+    /// # Errors
+    /// [`AllocError::Service`].
+    pub async fn close(self) -> Result<(), AllocError> {
+        let shared = Arc::clone(&self.shared);
+        drop(self);
+        shared.collected().await
+    }
+}
+
+impl Reservation {
+    /// What it took.
+    #[must_use]
+    pub fn receipt(&self) -> Receipt {
+        self.receipt
+    }
+
+    /// Gives back the pages of some pools only.
+    ///
+    /// # Errors
+    /// [`AllocError::UnknownName`] for a pool given back already; [`AllocError::InvalidOperation`] for full pages that
+    /// window pages are bound under.
+    pub async fn release(&mut self, pools: &[PoolId]) -> Result<Left, AllocError> {
+        let (id, pools) = (self.id, pools.to_vec());
+        self.shared.ask(|reply| Request::Release { id, pools, reply }).await
+    }
+
+    /// Gives everything back. Unlike a drop, it is done when this returns.
+    ///
+    /// # Errors
+    /// [`AllocError::Service`].
+    pub async fn release_all(self) -> Result<(), AllocError> {
+        let shared = Arc::clone(&self.shared);
+        drop(self);
+        shared.collected().await
+    }
+}
+
+impl StepLease {
+    /// Counts layouts: a table made under another epoch may be stale.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Where each sequence's pages lie while the lease lasts.
+    #[must_use]
+    pub fn tables(&self) -> &[(SequenceId, PageTable)] {
+        &self.tables
+    }
+
+    /// Ends it. Unlike a drop, it is done when this returns.
+    ///
+    /// # Errors
+    /// [`AllocError::Service`].
+    pub async fn end(self) -> Result<(), AllocError> {
+        let shared = Arc::clone(&self.back.shared);
+        drop(self);
+        shared.collected().await
+    }
+}
+
+impl MoveGate {
+    /// Opens it. Unlike a drop, it is done when this returns.
+    ///
+    /// # Errors
+    /// [`AllocError::Service`].
+    pub async fn open(self) -> Result<(), AllocError> {
+        let shared = Arc::clone(&self.back.shared);
+        drop(self);
+        shared.collected().await
+    }
+}
+
+impl Shared {
+    /// Returns once everything dropped before is taken back.
+    async fn collected(&self) -> Result<(), AllocError> {
+        self.ask(|reply| Request::Collect { reply: Some(reply) }).await
+    }
+
+    /// Sends one request and waits for its answer.
+    pub(crate) async fn ask<T>(
+        &self,
+        request: impl FnOnce(Reply<T>) -> Request,
+    ) -> Result<T, AllocError> {
+        let (reply, answer) = oneshot::channel();
+        let sent = self.allocator.tell(request(reply)).send().await;
+        sent.map_err(|_| AllocError::Service(ServiceError::Stopped))?;
+        answer.await.map_err(|_| AllocError::Service(ServiceError::Reset))?
+    }
+
+    fn giveback(self: &Arc<Self>, returned: Returned) -> GiveBack {
+        GiveBack {
+            returned: Some(returned),
+            returns: self.returns.clone(),
+            shared: Arc::clone(self),
+        }
+    }
+}
+
+impl GiveBack {
+    /// Nothing is left to give back.
+    fn defuse(&mut self) {
+        self.returned = None;
+    }
+}
+
+impl Drop for GiveBack {
+    fn drop(&mut self) {
+        let Some(returned) = self.returned.take() else { return };
+        // A service that is gone needs nothing back.
+        if self.returns.send(returned).is_ok() {
+            // A full mailbox needs no nudge: every message served collects what lies on the return path.
+            let _ = self.shared.allocator.tell(Request::Collect { reply: None }).try_send();
+        }
+    }
+}
+
+fn deadline(wait: Option<Duration>) -> Option<Instant> {
+    // A wait too long to be a point in time is one without end, as near as makes no difference.
+    const LONGEST: Duration = Duration::from_secs(60 * 60 * 24 * 365);
+    wait.map(|wait| Instant::now() + wait.min(LONGEST))
+}

@@ -1,0 +1,368 @@
+//! A small continuous-batching scheduler, as an engine's would drive the service.
+//!
+//! Every step admits requests while there is room for them, computes a chunk of each unfinished prompt within a budget of
+//! tokens, and decodes one token of every other request. Memory that is short is asked for again in the next step; when
+//! no request can go on, the one admitted last gives its memory back and starts over from its cached prefix.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use kvtide_core::tree::Namespace;
+use kvtide_core::unit::{Token, Tokens};
+
+use super::tally::Tally;
+use crate::error::AllocError;
+use crate::handle::{CacheHandle, OpenOptions, Sequence};
+use crate::message::Publishing;
+use crate::workload::Request;
+
+/// How requests are driven.
+#[derive(Clone, Copy, Debug)]
+pub struct Drive {
+    /// The most requests that run at once.
+    pub concurrency: usize,
+    /// Prompt tokens computed per request and step.
+    pub chunk: Tokens,
+    /// Prompt tokens computed per step, all requests together.
+    pub step_tokens: Tokens,
+    /// How time passes between arrivals.
+    pub pace: Pace,
+    /// Whether answers are decoded.
+    pub decode: Decode,
+}
+
+/// How time passes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pace {
+    /// Not at all: the next request is there as soon as there is room.
+    Max,
+    /// This many times as fast as recorded.
+    Times(f64),
+}
+
+/// Whether answers are decoded, or prompts only computed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Decode {
+    /// Token by token, to the recorded length.
+    Answers,
+    /// Not at all.
+    PromptsOnly,
+}
+
+/// A request with memory.
+struct Running {
+    request: Request,
+    sequence: Sequence,
+    computed: u32,
+    prompt: u32,
+    /// Page boundaries at which a state checkpoint pays, ascending.
+    stops: VecDeque<u32>,
+    generated: Vec<Token>,
+}
+
+/// A request without memory: new, or started over.
+struct Pending {
+    request: Request,
+    generated: Vec<Token>,
+    attempt: Attempt,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Attempt {
+    First,
+    /// It gave its memory back, or was refused: not counted as a request again.
+    Later,
+}
+
+/// What one step did.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Progress {
+    Made,
+    None,
+}
+
+/// Drives requests against a service.
+pub struct Scheduler<'a> {
+    handle: &'a CacheHandle,
+    drive: Drive,
+    pending: VecDeque<Pending>,
+    running: Vec<Running>,
+    tally: &'a mut Tally,
+    started: Instant,
+}
+
+impl<'a> Scheduler<'a> {
+    /// A scheduler with nothing to do.
+    pub fn new(handle: &'a CacheHandle, drive: Drive, tally: &'a mut Tally) -> Self {
+        Scheduler {
+            handle,
+            drive,
+            pending: VecDeque::new(),
+            running: Vec::new(),
+            tally,
+            started: Instant::now(),
+        }
+    }
+
+    /// Runs every request to its end; `done` is told after each.
+    ///
+    /// # Errors
+    /// Only what makes going on pointless: the service is gone or corrupt, a copy failed.
+    pub async fn run(
+        &mut self,
+        requests: impl IntoIterator<Item = Request>,
+        mut done: impl FnMut(u64),
+    ) -> Result<(), AllocError> {
+        let mut requests = requests.into_iter().peekable();
+        loop {
+            let before = self.tally.requests_ended();
+            while self.running.len() + self.pending.len() < self.drive.concurrency
+                && requests.peek().is_some_and(|request| self.is_due(request))
+            {
+                if let Some(request) = requests.next() {
+                    let attempt = Attempt::First;
+                    self.pending.push_back(Pending { request, generated: Vec::new(), attempt });
+                }
+            }
+            if self.running.is_empty() && self.pending.is_empty() {
+                match requests.peek() {
+                    None => return Ok(()),
+                    Some(request) => tokio::time::sleep(self.until_due(request)).await,
+                }
+                continue;
+            }
+            self.step().await?;
+            done(self.tally.requests_ended() - before);
+        }
+    }
+
+    fn is_due(&self, request: &Request) -> bool {
+        self.until_due(request).is_zero()
+    }
+
+    fn until_due(&self, request: &Request) -> Duration {
+        match self.drive.pace {
+            Pace::Max => Duration::ZERO,
+            Pace::Times(times) => {
+                request.arrival.div_f64(times).saturating_sub(self.started.elapsed())
+            }
+        }
+    }
+
+    async fn step(&mut self) -> Result<(), AllocError> {
+        let mut progress = self.admit().await?;
+        if self.prefill().await? == Progress::Made {
+            progress = Progress::Made;
+        }
+        if self.decode().await? == Progress::Made {
+            progress = Progress::Made;
+        }
+        if self.end_finished().await? == Progress::Made {
+            progress = Progress::Made;
+        }
+        if progress == Progress::None {
+            self.retract().await?;
+        }
+        Ok(())
+    }
+
+    /// Opens pending requests, in order, until one finds no room.
+    async fn admit(&mut self) -> Result<Progress, AllocError> {
+        let mut progress = Progress::None;
+        while let Some(pending) = self.pending.pop_front() {
+            let Pending { request, generated, attempt } = pending;
+            let mut tokens = request.prompt();
+            tokens.extend(&generated);
+            let length = tokens.len() as u32;
+            let options = OpenOptions { namespace: Namespace::default(), wait: None };
+            let asked = Instant::now();
+            let opened = self.handle.open(tokens, options).await;
+            self.tally.allocation(asked.elapsed());
+            match opened {
+                Ok(sequence) => {
+                    let matched = sequence.matched();
+                    if attempt == Attempt::First {
+                        self.tally.admitted(u64::from(length), u64::from(matched.tokens.0));
+                    }
+                    let stops = self.stops(matched.full_tokens.0, matched.tokens.0, length);
+                    let computed = matched.tokens.0;
+                    let prompt = length;
+                    self.running
+                        .push(Running { request, sequence, computed, prompt, stops, generated });
+                    progress = Progress::Made;
+                }
+                Err(AllocError::Exhausted { .. } | AllocError::MovesGated { .. }) => {
+                    self.tally.retries += 1;
+                    self.pending.push_front(Pending { request, generated, attempt });
+                    break;
+                }
+                Err(AllocError::Impossible { .. }) => {
+                    self.tally.rejected(u64::from(length));
+                    progress = Progress::Made;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(progress)
+    }
+
+    /// Where a state would pay: how far full pages alone matched, and the last boundary that a prompt going on from
+    /// this one can match.
+    fn stops(&self, matched_full: u32, matched: u32, length: u32) -> VecDeque<u32> {
+        let chain = self.handle.chain();
+        if chain.states().is_empty() {
+            return VecDeque::new();
+        }
+        let page = chain.page_tokens().0;
+        let mut stops = VecDeque::new();
+        if matched_full > matched {
+            stops.push_back(matched_full);
+        }
+        let last = length / page * page;
+        if last > matched.max(matched_full) {
+            stops.push_back(last);
+        }
+        stops
+    }
+
+    /// Computes a chunk of each unfinished prompt, oldest first, within the step's budget.
+    async fn prefill(&mut self) -> Result<Progress, AllocError> {
+        let mut progress = Progress::None;
+        let mut budget = self.drive.step_tokens.0;
+        for running in &mut self.running {
+            if running.computed == running.prompt {
+                continue;
+            }
+            let until = running.stops.front().copied().unwrap_or(running.prompt);
+            let count = self.drive.chunk.0.min(until - running.computed).min(budget);
+            if count == 0 {
+                break;
+            }
+            let asked = Instant::now();
+            let extended = running.sequence.extend(Some(Tokens(count)), None).await;
+            self.tally.allocation(asked.elapsed());
+            match extended {
+                Ok(_) => {
+                    running.computed += count;
+                    budget -= count;
+                    progress = Progress::Made;
+                }
+                Err(error) if error.may_wait() => {
+                    self.tally.retries += 1;
+                    break;
+                }
+                Err(AllocError::Impossible { .. }) => {
+                    // Longer than the arena: it can never be computed; `end_finished` drops it.
+                    running.prompt = u32::MAX;
+                    progress = Progress::Made;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
+            let at_stop = running.stops.front() == Some(&running.computed);
+            if at_stop || running.computed == running.prompt {
+                running.stops.pop_front();
+                match running.sequence.checkpoint(Publishing::PagesAndState, None).await {
+                    Ok(_) => {}
+                    // A checkpoint is worth having, not worth waiting for.
+                    Err(error) if error.may_wait() => self.tally.checkpoints_skipped += 1,
+                    Err(AllocError::Impossible { .. }) => self.tally.checkpoints_skipped += 1,
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(progress)
+    }
+
+    /// One token of every request whose prompt is computed, in one message.
+    async fn decode(&mut self) -> Result<Progress, AllocError> {
+        if self.drive.decode == Decode::PromptsOnly {
+            return Ok(Progress::None);
+        }
+        let mut items = Vec::new();
+        let mut places = Vec::new();
+        for (place, running) in self.running.iter_mut().enumerate() {
+            let length = running.generated.len() as u32;
+            if running.computed == running.prompt && length < running.request.output_tokens {
+                items.push((&mut running.sequence, vec![running.request.output(length)]));
+                places.push(place);
+            }
+        }
+        if items.is_empty() {
+            return Ok(Progress::None);
+        }
+        let mut progress = Progress::None;
+        let asked = Instant::now();
+        let appended = self.handle.append_many(items, None).await?;
+        self.tally.step(asked.elapsed());
+        for (place, appended) in places.into_iter().zip(appended) {
+            let running = &mut self.running[place];
+            match appended.stopped {
+                None => {
+                    let token = running.request.output(running.generated.len() as u32);
+                    running.generated.push(token);
+                    running.computed += 1;
+                    running.prompt += 1;
+                    self.tally.tokens_out += 1;
+                    progress = Progress::Made;
+                }
+                Some(error) if error.may_wait() => self.tally.retries += 1,
+                Some(AllocError::Impossible { .. }) => {
+                    running.prompt = u32::MAX;
+                    progress = Progress::Made;
+                }
+                Some(error) => return Err(error),
+            }
+        }
+        Ok(progress)
+    }
+
+    /// Publishes and closes every request that has all its tokens.
+    async fn end_finished(&mut self) -> Result<Progress, AllocError> {
+        let mut progress = Progress::None;
+        let mut place = 0;
+        while place < self.running.len() {
+            let running = &self.running[place];
+            let too_long = running.prompt == u32::MAX;
+            let decoded = self.drive.decode == Decode::PromptsOnly
+                || running.generated.len() as u32 >= running.request.output_tokens;
+            if !too_long && !(running.computed == running.prompt && decoded) {
+                place += 1;
+                continue;
+            }
+            let running = self.running.remove(place);
+            progress = Progress::Made;
+            if too_long {
+                self.tally.cut_short();
+                continue;
+            }
+            running.sequence.finish(Publishing::PagesAndState).await?;
+            self.tally.finished();
+        }
+        Ok(progress)
+    }
+
+    /// Takes memory back from the request admitted last, so that those before it can go on.
+    async fn retract(&mut self) -> Result<(), AllocError> {
+        let Some(running) = self.running.pop() else {
+            // Nothing runs and the first pending request still found no room: nobody will ever make some.
+            if let Some(pending) = self.pending.pop_front() {
+                let length = pending.request.input_tokens + pending.generated.len() as u32;
+                self.tally.rejected(u64::from(length));
+            }
+            return Ok(());
+        };
+        self.tally.retractions += 1;
+        let Running { request, sequence, generated, .. } = running;
+        if self.running.is_empty() {
+            // Alone, and still short: it cannot be served at all.
+            drop(sequence);
+            self.tally.cut_short();
+            return Ok(());
+        }
+        sequence.finish(Publishing::Pages).await?;
+        let attempt = Attempt::Later;
+        self.pending.push_front(Pending { request, generated, attempt });
+        Ok(())
+    }
+}

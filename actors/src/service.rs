@@ -1,0 +1,149 @@
+//! Starting and stopping the actors.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use kameo::actor::{ActorRef, Spawn};
+use kameo::mailbox;
+use kvtide_core::chain::Chain;
+use kvtide_core::tree::{PolicyKind, Prefer, Quota, Tree, TreeSettings};
+use kvtide_core::unit::Pages;
+use tokio::sync::mpsc;
+
+use crate::allocator::{Allocator, Content, Packing, Parts, Policy};
+use crate::compactor::Compactor;
+use crate::config::{self, Compaction, Config, Engine, Sections};
+use crate::device::{self, DeviceUnavailable, EngineKind, GpuWorker, Grids, WorkerHandle};
+use crate::error::StartError;
+use crate::handle::CacheHandle;
+use crate::radix::Radix;
+
+/// The running actors. Dropping it stops them.
+///
+/// Messages go allocator → radix and allocator → compactor → GPU worker, and never back by asking.
+pub struct CacheService {
+    handle: CacheHandle,
+    allocator: ActorRef<Allocator>,
+    radix: ActorRef<Radix>,
+    compactor: ActorRef<Compactor>,
+    worker: WorkerHandle,
+}
+
+/// What handles share.
+pub(crate) struct Shared {
+    pub(crate) chain: Arc<Chain>,
+    pub(crate) allocator: ActorRef<Allocator>,
+    pub(crate) returns: crate::message::ReturnPath,
+    next: AtomicU64,
+}
+
+impl Shared {
+    /// A number never given before by this service.
+    pub(crate) fn fresh(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl CacheService {
+    /// Starts the device worker and the actors, and waits until each is up.
+    ///
+    /// # Errors
+    /// [`StartError::DeviceUnavailable`] if the engine cannot be had: its memory, for one.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let chain = Arc::new(config.chain.clone());
+        let worker = start_worker(&config, &chain)?;
+        let depth = config.sections.service.mailbox as usize;
+        let settings = TreeSettings { policy: PolicyKind::Lru };
+        let tree = Tree::new(&chain, settings);
+        let radix = Radix::spawn_with_mailbox(Radix { tree }, mailbox::bounded(depth));
+        let compactor =
+            Compactor::spawn_with_mailbox(Compactor::new(worker.clone()), mailbox::bounded(depth));
+        let (returns, returned) = mpsc::unbounded_channel();
+        let parts = Parts {
+            chain: Arc::clone(&chain),
+            policy: policy(&config.sections),
+            radix: radix.clone(),
+            compactor: compactor.clone(),
+            worker: worker.clone(),
+            returned,
+        };
+        let allocator = Allocator::spawn_with_mailbox(parts, mailbox::bounded(depth));
+        radix.wait_for_startup_result().await.map_err(|_| StartError::NotStarted("radix"))?;
+        let started = compactor.wait_for_startup_result().await;
+        started.map_err(|_| StartError::NotStarted("compactor"))?;
+        let started = allocator.wait_for_startup_result().await;
+        started.map_err(|_| StartError::NotStarted("allocator"))?;
+        let next = AtomicU64::new(1);
+        let shared = Shared { chain, allocator: allocator.clone(), returns, next };
+        let handle = CacheHandle::new(Arc::new(shared));
+        Ok(CacheService { handle, allocator, radix, compactor, worker })
+    }
+
+    /// A handle to the service: cheap to clone, usable from any task.
+    #[must_use]
+    pub fn handle(&self) -> CacheHandle {
+        self.handle.clone()
+    }
+
+    /// Stops the service: requests already accepted are answered, later ones get `Stopped`.
+    pub async fn stop(self) {
+        // An actor that is gone already needs no stopping.
+        let _ = self.allocator.stop_gracefully().await;
+        let _ = tokio::time::timeout(STOP_MAX, self.allocator.wait_for_shutdown()).await;
+        let _ = self.compactor.stop_gracefully().await;
+        let _ = self.radix.stop_gracefully().await;
+        // A worker that is gone already needs no stopping.
+        let _ = self.worker.stop().await;
+    }
+}
+
+impl Drop for CacheService {
+    fn drop(&mut self) {
+        self.allocator.kill();
+        self.compactor.kill();
+        self.radix.kill();
+    }
+}
+
+/// The longest that stopping waits for the allocator to answer what it has accepted.
+const STOP_MAX: Duration = Duration::from_secs(10);
+
+fn start_worker(config: &Config, chain: &Chain) -> Result<WorkerHandle, StartError> {
+    let device = &config.sections.device;
+    let kind = match device.engine {
+        Engine::Host => EngineKind::Host,
+        Engine::Accounting => EngineKind::Accounting,
+    };
+    let unavailable = |error: DeviceUnavailable| StartError::DeviceUnavailable(error.to_string());
+    let engine = device::open(kind, Grids::of(chain)).map_err(unavailable)?;
+    let depth = NonZeroUsize::new(device.queue_depth as usize).unwrap_or(NonZeroUsize::MIN);
+    let started = GpuWorker::spawn(engine, depth, device.copy_timeout).map_err(unavailable)?;
+    Ok(started.0)
+}
+
+fn policy(sections: &Sections) -> Policy {
+    Policy {
+        prefer: match sections.reclaim.prefer {
+            config::Prefer::Full => Prefer::Full,
+            config::Prefer::Window => Prefer::Window,
+        },
+        quota: match sections.reclaim.quota {
+            config::Quota::None => Quota::None,
+            config::Quota::Demand => Quota::Demand,
+            config::Quota::Bytes(bytes) => Quota::Bytes(bytes),
+        },
+        packing: match sections.cache.compaction {
+            Compaction::Lazy => Packing::Lazy,
+            Compaction::Eager => Packing::Eager,
+        },
+        content: match sections.device.engine {
+            Engine::Host => Content::Written,
+            Engine::Accounting => Content::None,
+        },
+        queue_max: sections.queue.capacity as usize,
+        bypass_max: sections.queue.max_bypass,
+        pages_per_launch: Pages(sections.device.max_pages_per_launch),
+    }
+}
