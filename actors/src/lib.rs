@@ -1,1 +1,5 @@
 //! kvtide: one byte arena for every kind of cache that an LLM-serving process keeps.
+
+#![deny(unsafe_code)]
+
+pub mod config;
