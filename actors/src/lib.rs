@@ -2,4 +2,5 @@
 
 #![deny(unsafe_code)]
 
+pub mod cli;
 pub mod config;

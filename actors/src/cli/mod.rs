@@ -1,0 +1,6 @@
+//! The command line: one module for each subcommand, each a function of its arguments and an output.
+
+pub mod config;
+pub mod error;
+
+pub use error::CliError;
