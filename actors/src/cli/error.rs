@@ -4,6 +4,7 @@ use std::error::Error;
 use std::io;
 
 use crate::config::{ConfigError, SizeError};
+use crate::workload::WorkloadError;
 
 /// Why a command failed. The text is one line.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +55,12 @@ impl CliError {
             CliError::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
             CliError::Expectations { .. } | CliError::Service(_) | CliError::Output(_) => 1,
         }
+    }
+}
+
+impl From<WorkloadError> for CliError {
+    fn from(error: WorkloadError) -> Self {
+        Self::input(error)
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod config;
 pub mod error;
 pub mod plan;
+pub mod replay;
 pub mod scenario;
 
 pub use error::CliError;
