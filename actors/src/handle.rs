@@ -52,7 +52,7 @@ pub struct Reservation {
     id: ReservationId,
     receipt: Receipt,
     shared: Arc<Shared>,
-    back: GiveBack,
+    _back: GiveBack,
 }
 
 /// An engine step's hold on the pages that its kernels read and write. Ended when dropped.
@@ -143,7 +143,7 @@ impl CacheHandle {
         let deadline = deadline(wait);
         let receipt =
             self.shared.ask(|reply| Request::Reserve { id, demand, deadline, reply }).await?;
-        Ok(Reservation { id, receipt, shared: Arc::clone(&self.shared), back })
+        Ok(Reservation { id, receipt, shared: Arc::clone(&self.shared), _back: back })
     }
 
     /// One decode step (or several) of many sequences, in order, in one message. An item that fails leaves the others

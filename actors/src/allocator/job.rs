@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::device::CopyTicket;
 use crate::error::AllocError;
 use crate::message::{
-    AppendItem, Appended, Opened, Publishing, Receipt, Reply, ReservationId, Reserved, SequenceId,
+    AppendItem, Appended, Opened, Receipt, Reply, ReservationId, Reserved, SequenceId,
 };
 
 /// Names a job for ever.
@@ -92,7 +92,6 @@ pub(super) enum Claim {
 pub(super) struct CheckpointWork {
     pub(super) id: SequenceId,
     pub(super) slots: Vec<VirtId>,
-    pub(super) publishing: Publishing,
     pub(super) reply: Reply<Receipt>,
 }
 

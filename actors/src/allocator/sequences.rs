@@ -138,7 +138,7 @@ impl Allocator {
                     slot.activity = Activity::Working;
                 }
                 let slots = Vec::new();
-                let work = CheckpointWork { id, slots, publishing, reply };
+                let work = CheckpointWork { id, slots, reply };
                 let job = self.job(Work::Checkpoint(work), deadline);
                 self.run(job, me).await;
             }

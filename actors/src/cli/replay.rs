@@ -17,7 +17,7 @@ use crate::replay::scheduler::{Decode, Drive, Pace, Scheduler};
 use crate::replay::tally::Tally;
 use crate::service::CacheService;
 use crate::telemetry;
-use crate::workload::Workload;
+use crate::workload::{Generator, Workload};
 
 /// Replay a workload against the service.
 #[derive(Args, Clone, Debug)]
@@ -97,11 +97,12 @@ pub async fn run(args: &ReplayArgs, out: &mut impl Write) -> Result<(), CliError
         return run_episodes(args.json, out).await;
     }
     let config = configure(args)?;
-    let workload = match &args.trace {
-        Some(path) => Workload::read(path).map_err(CliError::input)?,
-        None => Workload::generate(args.seed),
+    let mut workload = match &args.trace {
+        Some(path) => Workload::read(path)?,
+        None => Generator { seed: args.seed, ..Generator::default() }.generate()?,
     };
-    let count = args.requests.unwrap_or(usize::MAX).min(workload.len());
+    workload.truncate(args.requests.unwrap_or(usize::MAX));
+    let count = workload.requests().len();
     let source = workload.name().to_owned();
     let service = CacheService::start(config.clone()).await.map_err(CliError::input)?;
     let handle = service.handle();
@@ -113,8 +114,7 @@ pub async fn run(args: &ReplayArgs, out: &mut impl Write) -> Result<(), CliError
     let mut tally = Tally::default();
     let started = std::time::Instant::now();
     let mut scheduler = Scheduler::new(&handle, drive(args), &mut tally);
-    let requests = workload.requests().take(count);
-    let ran = scheduler.run(requests, |ended| progress.inc(ended)).await;
+    let ran = scheduler.run(workload.requests(), |ended| progress.inc(ended)).await;
     ran.map_err(CliError::service)?;
     let wall = started.elapsed();
     progress.finish_and_clear();
@@ -156,10 +156,10 @@ fn configure(args: &ReplayArgs) -> Result<Config, CliError> {
         config = config.with_capacity(total.bytes())?;
     }
     if let Some(engine) = args.engine {
-        config.sections.device.engine = match engine {
+        config = config.with_engine(match engine {
             EngineArg::Host => Engine::Host,
             EngineArg::Accounting => Engine::Accounting,
-        };
+        });
     }
     Ok(config)
 }

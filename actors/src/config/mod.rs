@@ -15,7 +15,7 @@ mod value;
 
 use std::path::Path;
 
-use kvtide_core::chain::{Chain, ChainError, PoolSpec};
+use kvtide_core::chain::{Chain, ChainError, PoolKind, PoolSpec};
 use kvtide_core::unit::{Bytes, Tokens};
 use serde::Deserialize;
 
@@ -154,6 +154,31 @@ impl Config {
         let pools = old.pool_ids().map(|pool| old.pool(pool).clone()).collect();
         let chain = Chain::new(total, old.page_tokens(), Some(old.sink()), pools)?;
         Ok(Config { chain, ..self })
+    }
+
+    /// The same with pages of `page_tokens` tokens; the sink is the largest page again.
+    ///
+    /// # Errors
+    /// [`ConfigError::Chain`]: a page of no tokens, or larger than the arena allows.
+    pub fn with_page_tokens(self, page_tokens: Tokens) -> Result<Self, ConfigError> {
+        let old = &self.chain;
+        let pools = old.pool_ids().map(|pool| {
+            let mut spec = old.pool(pool).clone();
+            if spec.kind != PoolKind::State {
+                let entry = spec.page_bytes.0 / u64::from(old.page_tokens().0);
+                spec.page_bytes = Bytes(entry.saturating_mul(u64::from(page_tokens.0)));
+            }
+            spec
+        });
+        let chain = Chain::new(old.total(), page_tokens, None, pools.collect())?;
+        Ok(Config { chain, ..self })
+    }
+
+    /// The same with its bytes elsewhere.
+    #[must_use]
+    pub fn with_engine(mut self, engine: Engine) -> Self {
+        self.sections.device.engine = engine;
+        self
     }
 
     /// Sets one key of the tables `cache`, `reclaim`, `state` and `queue`, named `key` or `table.key`, as a

@@ -145,7 +145,9 @@ async fn run_row(episode: &Episode) -> Result<u32, EpisodeError> {
     let Some(&(.., bytes)) = arena else {
         return Err(EpisodeError::NoArena { model: model.to_owned(), cap });
     };
-    let config = Config::from_preset(model)?.with_capacity(Bytes(bytes))?.with_engine(crate::config::Engine::Accounting);
+    let config = Config::from_preset(model)?
+        .with_capacity(Bytes(bytes))?
+        .with_engine(crate::config::Engine::Accounting);
     let service = CacheService::start(config).await?;
     let handle = service.handle();
     let hot = |which: u32| {

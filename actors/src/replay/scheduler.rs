@@ -4,7 +4,8 @@
 //! tokens, and decodes one token of every other request. Memory that is short is asked for again in the next step; when
 //! no request can go on, the one admitted last gives its memory back and starts over from its cached prefix.
 
-use std::collections::VecDeque;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use kvtide_core::tree::Namespace;
@@ -14,7 +15,7 @@ use super::tally::Tally;
 use crate::error::AllocError;
 use crate::handle::{CacheHandle, OpenOptions, Sequence};
 use crate::message::Publishing;
-use crate::workload::Request;
+use crate::workload::{Request, SessionId};
 
 /// How requests are driven.
 #[derive(Clone, Copy, Debug)]
@@ -50,20 +51,23 @@ pub enum Decode {
 }
 
 /// A request with memory.
-struct Running {
-    request: Request,
+struct Running<'a> {
+    request: &'a Request,
     sequence: Sequence,
     computed: u32,
     prompt: u32,
     /// Page boundaries at which a state checkpoint pays, ascending.
     stops: VecDeque<u32>,
-    generated: Vec<Token>,
+    answer: Vec<Token>,
+    /// Tokens of the answer decoded so far.
+    generated: usize,
 }
 
 /// A request without memory: new, or started over.
-struct Pending {
-    request: Request,
-    generated: Vec<Token>,
+struct Pending<'a> {
+    request: &'a Request,
+    /// Tokens of the answer decoded before it gave its memory back.
+    generated: usize,
     attempt: Attempt,
 }
 
@@ -85,8 +89,10 @@ enum Progress {
 pub struct Scheduler<'a> {
     handle: &'a CacheHandle,
     drive: Drive,
-    pending: VecDeque<Pending>,
-    running: Vec<Running>,
+    pending: VecDeque<Pending<'a>>,
+    running: Vec<Running<'a>>,
+    /// Sessions with a turn under way, and their turns that have arrived meanwhile.
+    sessions: BTreeMap<SessionId, VecDeque<&'a Request>>,
     tally: &'a mut Tally,
     started: Instant,
 }
@@ -99,6 +105,7 @@ impl<'a> Scheduler<'a> {
             drive,
             pending: VecDeque::new(),
             running: Vec::new(),
+            sessions: BTreeMap::new(),
             tally,
             started: Instant::now(),
         }
@@ -110,19 +117,16 @@ impl<'a> Scheduler<'a> {
     /// Only what makes going on pointless: the service is gone or corrupt, a copy failed.
     pub async fn run(
         &mut self,
-        requests: impl IntoIterator<Item = Request>,
+        requests: &'a [Request],
         mut done: impl FnMut(u64),
     ) -> Result<(), AllocError> {
-        let mut requests = requests.into_iter().peekable();
+        let mut requests = requests.iter().peekable();
         loop {
             let before = self.tally.requests_ended();
             while self.running.len() + self.pending.len() < self.drive.concurrency
-                && requests.peek().is_some_and(|request| self.is_due(request))
+                && let Some(request) = requests.next_if(|request| self.is_due(request))
             {
-                if let Some(request) = requests.next() {
-                    let attempt = Attempt::First;
-                    self.pending.push_back(Pending { request, generated: Vec::new(), attempt });
-                }
+                self.arrive(request);
             }
             if self.running.is_empty() && self.pending.is_empty() {
                 match requests.peek() {
@@ -136,6 +140,32 @@ impl<'a> Scheduler<'a> {
         }
     }
 
+    /// Takes a request in: at once, or once the turn before it in its session has ended.
+    fn arrive(&mut self, request: &'a Request) {
+        if let Some(session) = request.session() {
+            match self.sessions.entry(session) {
+                Entry::Occupied(mut under_way) => {
+                    under_way.get_mut().push_back(request);
+                    return;
+                }
+                Entry::Vacant(vacant) => drop(vacant.insert(VecDeque::new())),
+            }
+        }
+        self.pending.push_back(Pending { request, generated: 0, attempt: Attempt::First });
+    }
+
+    /// Lets the next turn of an ended request's session come.
+    fn depart(&mut self, request: &'a Request) {
+        let Some(session) = request.session() else { return };
+        match self.sessions.get_mut(&session).and_then(VecDeque::pop_front) {
+            Some(request) => {
+                let attempt = Attempt::First;
+                self.pending.push_back(Pending { request, generated: 0, attempt });
+            }
+            None => drop(self.sessions.remove(&session)),
+        }
+    }
+
     fn is_due(&self, request: &Request) -> bool {
         self.until_due(request).is_zero()
     }
@@ -144,7 +174,7 @@ impl<'a> Scheduler<'a> {
         match self.drive.pace {
             Pace::Max => Duration::ZERO,
             Pace::Times(times) => {
-                request.arrival.div_f64(times).saturating_sub(self.started.elapsed())
+                request.arrival().div_f64(times).saturating_sub(self.started.elapsed())
             }
         }
     }
@@ -171,8 +201,9 @@ impl<'a> Scheduler<'a> {
         let mut progress = Progress::None;
         while let Some(pending) = self.pending.pop_front() {
             let Pending { request, generated, attempt } = pending;
-            let mut tokens = request.prompt();
-            tokens.extend(&generated);
+            let mut tokens = request.input();
+            let answer: Vec<Token> = request.output().collect();
+            tokens.extend(&answer[..generated]);
             let length = tokens.len() as u32;
             let options = OpenOptions { namespace: Namespace::default(), wait: None };
             let asked = Instant::now();
@@ -187,8 +218,15 @@ impl<'a> Scheduler<'a> {
                     let stops = self.stops(matched.full_tokens.0, matched.tokens.0, length);
                     let computed = matched.tokens.0;
                     let prompt = length;
-                    self.running
-                        .push(Running { request, sequence, computed, prompt, stops, generated });
+                    self.running.push(Running {
+                        request,
+                        answer,
+                        sequence,
+                        computed,
+                        prompt,
+                        stops,
+                        generated,
+                    });
                     progress = Progress::Made;
                 }
                 Err(AllocError::Exhausted { .. } | AllocError::MovesGated { .. }) => {
@@ -197,7 +235,8 @@ impl<'a> Scheduler<'a> {
                     break;
                 }
                 Err(AllocError::Impossible { .. }) => {
-                    self.tally.rejected(u64::from(length));
+                    self.tally.rejected += 1;
+                    self.depart(request);
                     progress = Progress::Made;
                 }
                 Err(error) => return Err(error),
@@ -282,9 +321,10 @@ impl<'a> Scheduler<'a> {
         let mut items = Vec::new();
         let mut places = Vec::new();
         for (place, running) in self.running.iter_mut().enumerate() {
-            let length = running.generated.len() as u32;
-            if running.computed == running.prompt && length < running.request.output_tokens {
-                items.push((&mut running.sequence, vec![running.request.output(length)]));
+            if running.computed == running.prompt
+                && let Some(&token) = running.answer.get(running.generated)
+            {
+                items.push((&mut running.sequence, vec![token]));
                 places.push(place);
             }
         }
@@ -299,8 +339,7 @@ impl<'a> Scheduler<'a> {
             let running = &mut self.running[place];
             match appended.stopped {
                 None => {
-                    let token = running.request.output(running.generated.len() as u32);
-                    running.generated.push(token);
+                    running.generated += 1;
                     running.computed += 1;
                     running.prompt += 1;
                     self.tally.tokens_out += 1;
@@ -325,19 +364,20 @@ impl<'a> Scheduler<'a> {
             let running = &self.running[place];
             let too_long = running.prompt == u32::MAX;
             let decoded = self.drive.decode == Decode::PromptsOnly
-                || running.generated.len() as u32 >= running.request.output_tokens;
+                || running.generated >= running.answer.len();
             if !too_long && !(running.computed == running.prompt && decoded) {
                 place += 1;
                 continue;
             }
             let running = self.running.remove(place);
             progress = Progress::Made;
+            self.depart(running.request);
             if too_long {
-                self.tally.cut_short();
+                self.tally.cut_short += 1;
                 continue;
             }
             running.sequence.finish(Publishing::PagesAndState).await?;
-            self.tally.finished();
+            self.tally.finished += 1;
         }
         Ok(progress)
     }
@@ -347,8 +387,8 @@ impl<'a> Scheduler<'a> {
         let Some(running) = self.running.pop() else {
             // Nothing runs and the first pending request still found no room: nobody will ever make some.
             if let Some(pending) = self.pending.pop_front() {
-                let length = pending.request.input_tokens + pending.generated.len() as u32;
-                self.tally.rejected(u64::from(length));
+                self.tally.rejected += 1;
+                self.depart(pending.request);
             }
             return Ok(());
         };
@@ -357,7 +397,8 @@ impl<'a> Scheduler<'a> {
         if self.running.is_empty() {
             // Alone, and still short: it cannot be served at all.
             drop(sequence);
-            self.tally.cut_short();
+            self.tally.cut_short += 1;
+            self.depart(request);
             return Ok(());
         }
         sequence.finish(Publishing::Pages).await?;

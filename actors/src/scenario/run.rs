@@ -430,7 +430,7 @@ fn configure(scenario: &Scenario) -> Result<Config, RunError> {
             Config::load(path).map_err(|error| scenario.refuse(*place, error))?
         }
     };
-    config.sections.device.engine = match header.engine {
+    let engine = match header.engine {
         EngineKind::Host => Engine::Host,
         EngineKind::Accounting => Engine::Accounting,
         EngineKind::Cuda => {
@@ -440,6 +440,7 @@ fn configure(scenario: &Scenario) -> Result<Config, RunError> {
             return Err(scenario.refuse(header.place, what).into());
         }
     };
+    config = config.with_engine(engine);
     for key in &header.cache {
         config
             .apply_flat_key(&key.key, &key.value)
