@@ -14,7 +14,7 @@ use kvtide_core::unit::{Token, Tokens};
 use super::tally::Tally;
 use crate::error::AllocError;
 use crate::handle::{CacheHandle, OpenOptions, Sequence};
-use crate::message::Publishing;
+use crate::message::{Matched, Publishing};
 use crate::workload::{Request, SessionId};
 
 /// How requests are driven.
@@ -83,6 +83,14 @@ enum Attempt {
 enum Progress {
     Made,
     None,
+}
+
+impl Running<'_> {
+    /// What a closing request leaves in the cache beyond what it published: nothing that can never recur.
+    fn leaves(&self, publishing: Publishing) -> Publishing {
+        let recurs = self.computed <= self.request.reusable_tokens().0;
+        if recurs { publishing } else { Publishing::Nothing }
+    }
 }
 
 /// Drives requests against a service.
@@ -215,7 +223,7 @@ impl<'a> Scheduler<'a> {
                     if attempt == Attempt::First {
                         self.tally.admitted(u64::from(length), u64::from(matched.tokens.0));
                     }
-                    let stops = self.stops(matched.full_tokens.0, matched.tokens.0, length);
+                    let stops = self.stops(matched, request.reusable_tokens(), length);
                     let computed = matched.tokens.0;
                     let prompt = length;
                     self.running.push(Running {
@@ -245,20 +253,19 @@ impl<'a> Scheduler<'a> {
         Ok(progress)
     }
 
-    /// Where a state would pay: how far full pages alone matched, and the last boundary that a prompt going on from
-    /// this one can match.
-    fn stops(&self, matched_full: u32, matched: u32, length: u32) -> VecDeque<u32> {
+    /// Where to publish: how far full pages alone matched, if a state would pay there, and the last boundary that a
+    /// later prompt may share.
+    fn stops(&self, found: Matched, reusable: Tokens, length: u32) -> VecDeque<u32> {
         let chain = self.handle.chain();
-        if chain.states().is_empty() {
-            return VecDeque::new();
-        }
         let page = chain.page_tokens().0;
+        let (matched, matched_full) = (found.tokens.0, found.full_tokens.0);
         let mut stops = VecDeque::new();
-        if matched_full > matched {
+        if matched_full > matched && !chain.states().is_empty() {
             stops.push_back(matched_full);
         }
-        let last = length / page * page;
-        if last > matched.max(matched_full) {
+        let last = reusable.0.min(length) / page * page;
+        if last > matched && stops.back() != Some(&last) {
+            stops.retain(|stop| *stop < last);
             stops.push_back(last);
         }
         stops
@@ -298,8 +305,7 @@ impl<'a> Scheduler<'a> {
                 }
                 Err(error) => return Err(error),
             }
-            let at_stop = running.stops.front() == Some(&running.computed);
-            if at_stop || running.computed == running.prompt {
+            if running.stops.front() == Some(&running.computed) {
                 running.stops.pop_front();
                 match running.sequence.checkpoint(Publishing::PagesAndState, None).await {
                     Ok(_) => {}
@@ -376,7 +382,8 @@ impl<'a> Scheduler<'a> {
                 self.tally.cut_short += 1;
                 continue;
             }
-            running.sequence.finish(Publishing::PagesAndState).await?;
+            let publishing = running.leaves(Publishing::PagesAndState);
+            running.sequence.finish(publishing).await?;
             self.tally.finished += 1;
         }
         Ok(progress)
@@ -393,6 +400,7 @@ impl<'a> Scheduler<'a> {
             return Ok(());
         };
         self.tally.retractions += 1;
+        let publishing = running.leaves(Publishing::Pages);
         let Running { request, sequence, generated, .. } = running;
         if self.running.is_empty() {
             // Alone, and still short: it cannot be served at all.
@@ -401,7 +409,7 @@ impl<'a> Scheduler<'a> {
             self.depart(request);
             return Ok(());
         }
-        sequence.finish(Publishing::Pages).await?;
+        sequence.finish(publishing).await?;
         let attempt = Attempt::Later;
         self.pending.push_front(Pending { request, generated, attempt });
         Ok(())

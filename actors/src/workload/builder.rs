@@ -55,6 +55,7 @@ impl Builder {
         let runs: Arc<[Run]> = blocks.text(&ids, input_length, &mut self.fresh)?.into();
         let output = self.fresh.output(output_length)?;
         let run_count = runs.len();
+        let reusable = blocks.whole_blocks(&ids, input_length);
         self.push(Request {
             arrival,
             session,
@@ -62,6 +63,7 @@ impl Builder {
             run_count,
             input: Tokens(input_length),
             output,
+            reusable,
         });
         Ok(())
     }

@@ -112,7 +112,9 @@ fn converse(
     let session = Some(builder.new_session());
     for (arrival, run_count, input, output) in made {
         let (arrival, runs) = (Duration::from_millis(arrival), Arc::clone(&runs));
-        builder.push(Request { arrival, session, runs, run_count, input: Tokens(input), output });
+        let reusable = Tokens(input.saturating_add(output.length().0));
+        let input = Tokens(input);
+        builder.push(Request { arrival, session, runs, run_count, input, output, reusable });
     }
     Ok(())
 }

@@ -52,6 +52,7 @@ pub struct Request {
     run_count: usize,
     input: Tokens,
     output: Run,
+    reusable: Tokens,
 }
 
 impl Request {
@@ -77,6 +78,13 @@ impl Request {
     #[must_use]
     pub fn output_tokens(&self) -> Tokens {
         self.output.length()
+    }
+
+    /// How much of the prompt, and of the answer after it, later prompts may start with: a trace tells prompts apart by
+    /// whole blocks, so nothing past the last whole one ever recurs; a generated turn recurs with its answer.
+    #[must_use]
+    pub fn reusable_tokens(&self) -> Tokens {
+        self.reusable
     }
 
     /// The prompt. O(its length).

@@ -77,6 +77,12 @@ impl Blocks {
         Blocks { block_tokens, known: HashMap::new() }
     }
 
+    /// Tokens of the whole blocks among the first `length` that `ids` stand for.
+    pub(super) fn whole_blocks(&self, ids: &[u64], length: u32) -> Tokens {
+        let blocks = (length / self.block_tokens).min(ids.len() as u32);
+        Tokens(blocks * self.block_tokens)
+    }
+
     /// The `length` tokens that the blocks `ids` begin with, then fresh text if the ids end before.
     pub(super) fn text(
         &mut self,
