@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use kvtide_core::chain::Chain;
 use kvtide_core::unit::Tokens;
 
 use super::error::{CliError, bad_size};
-use crate::config::{Config, Engine, Size};
+use crate::config::{Config, Engine, Size, Windows, joint_pages};
 use crate::replay::episodes;
 use crate::replay::report::Report;
 use crate::replay::scheduler::{Decode, Drive, Pace, Scheduler};
@@ -113,7 +114,7 @@ pub async fn run(args: &ReplayArgs, out: &mut impl Write) -> Result<(), CliError
     let progress = progress_bar(count as u64);
     let mut tally = Tally::default();
     let started = std::time::Instant::now();
-    let mut scheduler = Scheduler::new(&handle, drive(args), &mut tally);
+    let mut scheduler = Scheduler::new(&handle, drive(args, handle.chain()), &mut tally);
     let ran = scheduler.run(workload.requests(), |ended| progress.inc(ended)).await;
     ran.map_err(CliError::service)?;
     let wall = started.elapsed();
@@ -164,9 +165,11 @@ fn configure(args: &ReplayArgs) -> Result<Config, CliError> {
     Ok(config)
 }
 
-fn drive(args: &ReplayArgs) -> Drive {
+fn drive(args: &ReplayArgs, chain: &Chain) -> Drive {
+    let pages = joint_pages(chain, Windows::Every);
     Drive {
         concurrency: args.concurrency as usize,
+        running_tokens: u64::from(pages.0) * u64::from(chain.page_tokens().0),
         chunk: Tokens(args.chunk),
         step_tokens: Tokens(args.step_tokens),
         pace: args.speed,

@@ -1,8 +1,9 @@
 //! A small continuous-batching scheduler, as an engine's would drive the service.
 //!
-//! Every step admits requests while there is room for them, computes a chunk of each unfinished prompt within a budget of
-//! tokens, and decodes one token of every other request. Memory that is short is asked for again in the next step; when
-//! no request can go on, the one admitted last gives its memory back and starts over from its cached prefix.
+//! Every step admits requests while the arena could hold all that run to their ends, computes a chunk of each unfinished
+//! prompt within a budget of tokens, and decodes one token of every other request. Memory that is short is asked for
+//! again in the next step; when no request can go on, the one admitted last gives its memory back, and starts over from
+//! its cached prefix once another has ended.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
@@ -22,6 +23,8 @@ use crate::workload::{Request, SessionId};
 pub struct Drive {
     /// The most requests that run at once.
     pub concurrency: usize,
+    /// The most tokens, prompts and answers, that may run at once; one request runs whatever its length.
+    pub running_tokens: u64,
     /// Prompt tokens computed per request and step.
     pub chunk: Tokens,
     /// Prompt tokens computed per step, all requests together.
@@ -78,6 +81,14 @@ enum Attempt {
     Later,
 }
 
+/// Whether requests are admitted.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Admission {
+    Open,
+    /// Not before one that runs has ended.
+    Held,
+}
+
 /// What one step did.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Progress {
@@ -99,6 +110,7 @@ pub struct Scheduler<'a> {
     drive: Drive,
     pending: VecDeque<Pending<'a>>,
     running: Vec<Running<'a>>,
+    admission: Admission,
     /// Sessions with a turn under way, and their turns that have arrived meanwhile.
     sessions: BTreeMap<SessionId, VecDeque<&'a Request>>,
     tally: &'a mut Tally,
@@ -113,6 +125,7 @@ impl<'a> Scheduler<'a> {
             drive,
             pending: VecDeque::new(),
             running: Vec::new(),
+            admission: Admission::Open,
             sessions: BTreeMap::new(),
             tally,
             started: Instant::now(),
@@ -207,7 +220,11 @@ impl<'a> Scheduler<'a> {
     /// Opens pending requests, in order, until one finds no room.
     async fn admit(&mut self) -> Result<Progress, AllocError> {
         let mut progress = Progress::None;
-        while let Some(pending) = self.pending.pop_front() {
+        if self.running.is_empty() {
+            self.admission = Admission::Open;
+        }
+        while self.pending.front().is_some_and(|next| self.may_admit(next.request)) {
+            let Some(pending) = self.pending.pop_front() else { break };
             let Pending { request, generated, attempt } = pending;
             let mut tokens = request.input();
             let answer: Vec<Token> = request.output().collect();
@@ -251,6 +268,17 @@ impl<'a> Scheduler<'a> {
             }
         }
         Ok(progress)
+    }
+
+    /// Whether a request could run to its end beside those that run already, sharing nothing.
+    fn may_admit(&self, request: &Request) -> bool {
+        let whole = |request: &Request| {
+            u64::from(request.input_tokens().0) + u64::from(request.output_tokens().0)
+        };
+        let running: u64 = self.running.iter().map(|running| whole(running.request)).sum();
+        self.running.is_empty()
+            || self.admission == Admission::Open
+                && running + whole(request) <= self.drive.running_tokens
     }
 
     /// Where to publish: how far full pages alone matched, if a state would pay there, and the last boundary that a
@@ -377,6 +405,7 @@ impl<'a> Scheduler<'a> {
             }
             let running = self.running.remove(place);
             progress = Progress::Made;
+            self.admission = Admission::Open;
             self.depart(running.request);
             if too_long {
                 self.tally.cut_short += 1;
@@ -400,6 +429,7 @@ impl<'a> Scheduler<'a> {
             return Ok(());
         };
         self.tally.retractions += 1;
+        self.admission = Admission::Held;
         let publishing = running.leaves(Publishing::Pages);
         let Running { request, sequence, generated, .. } = running;
         if self.running.is_empty() {
