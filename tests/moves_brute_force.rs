@@ -8,10 +8,10 @@
 
 mod small;
 
-use kvtide_core::arena::{Arena, ContentTag, Victims};
+use kvtide_core::arena::{Arena, ContentTag, CopiedBatches, CopyBatch, Move, PreparePlan, Victims};
 use kvtide_core::chain::Chain;
 use kvtide_core::demand::Demand;
-use kvtide_core::unit::{Bytes, Pages, PoolId, VirtId};
+use kvtide_core::unit::{Bytes, PageId, Pages, PoolId, VirtId};
 use small::{chains, demand_of, live_masks, mix, reachable};
 
 /// What all cases of one test came to.
@@ -27,6 +27,9 @@ struct Tally {
     over_others: u64,
     bytes: u64,
     best_bytes: u64,
+    aborts: u64,
+    /// Victims that an abort could not keep.
+    lost: u64,
 }
 
 #[test]
@@ -87,7 +90,7 @@ impl Tally {
         assert_eq!(self.bytes, self.best_bytes, "the worst ratio is 1.0");
         let rare = self.cases / 500;
         assert!(self.refused > rare && self.with_moves > rare, "{self:?}");
-        assert!(self.across > 20 && self.over_others > 20, "{self:?}");
+        assert!(self.across > 20 && self.over_others > 20 && self.lost > 20, "{self:?}");
     }
 }
 
@@ -146,51 +149,76 @@ fn check_case(mut arena: Arena, dice: u64, demand: &Demand, tally: &mut Tally) {
     let pools: std::collections::BTreeSet<_> = plan.moves().iter().map(|m| m.pool).collect();
     tally.across += u64::from(pools.len() > 1);
     tally.over_others += u64::from(is_over_others(&arena, plan.moves()));
+    if !plan.moves().is_empty() {
+        check_aborts(&arena, &plan, &victims, tally);
+    }
     execute(arena, plan, demand, &victims);
 }
 
 /// Whether a destination shares bytes with another pool's source.
-fn is_over_others(arena: &Arena, moves: &[kvtide_core::arena::Move]) -> bool {
-    let bytes = |pool: PoolId, page: kvtide_core::unit::PageId| {
-        let e = arena.chain().pool(pool).page_bytes;
-        (page.offset(e).0, page.offset(e).0 + e.0)
-    };
+fn is_over_others(arena: &Arena, moves: &[Move]) -> bool {
     moves.iter().any(|to| {
-        let (start, end) = bytes(to.pool, to.to);
+        let written = range(arena, to.pool, to.to);
         moves.iter().filter(|from| from.pool != to.pool).any(|from| {
-            let (low, high) = bytes(from.pool, from.from);
-            low < end && start < high
+            let read = range(arena, from.pool, from.from);
+            read.start < written.end && written.start < read.end
         })
     })
 }
 
-/// Runs the batches on bytes and commits; every page that stays reads as before, and the demand has its pages.
-fn execute(
-    mut arena: Arena,
-    plan: kvtide_core::arena::PreparePlan,
-    demand: &Demand,
-    victims: &Victims,
-) {
-    let before: Vec<_> = arena.live_pages().collect();
-    let mut bytes = vec![None; arena.chain().total().0 as usize];
-    let slot = |arena: &Arena, pool: PoolId, page: kvtide_core::unit::PageId| {
-        let e = arena.chain().pool(pool).page_bytes;
-        page.offset(e).0 as usize..(page.offset(e).0 + e.0) as usize
-    };
-    let image = |tag: ContentTag, len: usize| -> Vec<Option<u64>> {
-        (0..len as u64).map(|offset| Some(tag.0.wrapping_add(offset))).collect()
-    };
-    for &(pool, _, page, tag) in &before {
-        let range = slot(&arena, pool, page);
-        bytes[range.clone()].copy_from_slice(&image(tag, range.len()));
+/// The arena's bytes, each of which says whose it is.
+#[derive(Clone)]
+struct Image(Vec<Option<u64>>);
+
+impl Image {
+    fn of(arena: &Arena) -> Self {
+        let mut image = Image(vec![None; arena.chain().total().0 as usize]);
+        for (pool, _, page, tag) in arena.live_pages() {
+            let range = range(arena, pool, page);
+            let content = content(tag, range.len());
+            image.0[range].copy_from_slice(&content);
+        }
+        image
     }
+
+    /// Written in reverse: within a batch the order must not matter.
+    fn copy(&mut self, arena: &Arena, batch: &CopyBatch) {
+        for &(from, to) in batch.pairs.iter().rev() {
+            let to = range(arena, batch.pool, to);
+            self.0.copy_within(range(arena, batch.pool, from), to.start);
+        }
+    }
+
+    /// The first byte of every destination is written, and wrong.
+    fn fail(&mut self, arena: &Arena, batch: &CopyBatch) {
+        for &(_, to) in &batch.pairs {
+            self.0[range(arena, batch.pool, to).start] = None;
+        }
+    }
+
+    fn reads(&self, arena: &Arena, pool: PoolId, virt: VirtId, tag: ContentTag) -> bool {
+        let page = arena.locate(pool, virt).expect("a live id has a page");
+        let range = range(arena, pool, page);
+        self.0[range.clone()] == content(tag, range.len())
+    }
+}
+
+fn range(arena: &Arena, pool: PoolId, page: PageId) -> std::ops::Range<usize> {
+    let e = arena.chain().pool(pool).page_bytes;
+    page.offset(e).0 as usize..(page.offset(e).0 + e.0) as usize
+}
+
+fn content(tag: ContentTag, len: usize) -> Vec<Option<u64>> {
+    (0..len as u64).map(|offset| Some(tag.0.wrapping_add(offset))).collect()
+}
+
+/// Runs the batches on bytes and commits; every page that stays reads as before, and the demand has its pages.
+fn execute(mut arena: Arena, plan: PreparePlan, demand: &Demand, victims: &Victims) {
+    let before: Vec<_> = arena.live_pages().collect();
+    let mut image = Image::of(&arena);
     let prepare = arena.begin(plan);
     for batch in prepare.batches(Pages(2)) {
-        // Written in reverse: within a batch the order must not matter.
-        for &(from, to) in batch.pairs.iter().rev() {
-            let to = slot(&arena, batch.pool, to);
-            bytes.copy_within(slot(&arena, batch.pool, from), to.start);
-        }
+        image.copy(&arena, &batch);
     }
     let grant = arena.commit(prepare);
     arena.check().unwrap();
@@ -200,10 +228,41 @@ fn execute(
     for (pool, virt, _, tag) in before {
         if victims.pages[pool].contains(&virt) {
             assert_ne!(arena.content(pool, virt), Some(tag), "an evicted page is gone");
-            continue;
+        } else {
+            assert!(image.reads(&arena, pool, virt, tag), "I7: {pool:?} {virt:?}");
         }
-        let range = slot(&arena, pool, arena.locate(pool, virt).unwrap());
-        assert_eq!(bytes[range.clone()], image(tag, range.len()), "I7: {pool:?} {virt:?}");
+    }
+}
+
+/// Gives the prepare up after every number of batches, with and without one more that failed half-way: every page reads
+/// as before but victims that the abort names, and these only if a copy was launched.
+fn check_aborts(start: &Arena, plan: &PreparePlan, victims: &Victims, tally: &mut Tally) {
+    let before: Vec<_> = start.live_pages().collect();
+    let count = plan.moves().len();
+    for (landed, failed) in (0..=count).flat_map(|landed| [(landed, 0), (landed, 1)]) {
+        let mut arena = start.clone();
+        let mut image = Image::of(&arena);
+        let prepare = arena.begin(plan.clone());
+        let batches = prepare.batches(Pages(1));
+        let launched = (landed + failed).min(count);
+        batches[..landed].iter().for_each(|batch| image.copy(&arena, batch));
+        batches[landed..launched].iter().for_each(|batch| image.fail(&arena, batch));
+        let aborted = arena.abort(prepare, CopiedBatches::of(&batches, landed, launched));
+        arena.check().unwrap();
+        assert!(aborted.moved.index() <= landed);
+        for &(pool, virt, page, tag) in &before {
+            if aborted.lost.pages[pool].contains(&virt) {
+                assert!(victims.pages[pool].contains(&virt) && launched > 0);
+                assert!(!arena.is_bound(pool, virt));
+                tally.lost += 1;
+                continue;
+            }
+            assert!(image.reads(&arena, pool, virt, tag), "I7: {pool:?} {virt:?} {plan:?}");
+            if landed == 0 {
+                assert_eq!(arena.locate(pool, virt), Some(page));
+            }
+        }
+        tally.aborts += 1;
     }
 }
 
