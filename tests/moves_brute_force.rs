@@ -30,6 +30,8 @@ struct Tally {
     aborts: u64,
     /// Victims that an abort could not keep.
     lost: u64,
+    /// Of these, victims that no copy had touched.
+    in_the_way: u64,
 }
 
 #[test]
@@ -254,7 +256,15 @@ fn check_aborts(start: &Arena, plan: &PreparePlan, victims: &Victims, tally: &mu
             if aborted.lost.pages[pool].contains(&virt) {
                 assert!(victims.pages[pool].contains(&virt) && launched > 0);
                 assert!(!arena.is_bound(pool, virt));
+                let place = range(&arena, pool, page);
+                let is_written = batches[..launched].iter().any(|batch| {
+                    let to = range(&arena, batch.pool, batch.pairs[0].1);
+                    to.start < place.end && place.start < to.end
+                });
+                // Beyond those written over only victims in the way of pages that cannot go back.
+                assert!(is_written || aborted.moved > Pages(0));
                 tally.lost += 1;
+                tally.in_the_way += u64::from(!is_written);
                 continue;
             }
             assert!(image.reads(&arena, pool, virt, tag), "I7: {pool:?} {virt:?} {plan:?}");
