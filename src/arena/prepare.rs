@@ -62,7 +62,8 @@ impl Prepare {
 impl Arena {
     /// Starts a prepare: its destinations and the places of its demand are set aside, nothing else changes yet.
     ///
-    /// Sources stay live and readable where they are, and victims stay live, until the commit.
+    /// Sources and victims stay live where they are until the commit. Their bytes may be overwritten before it, a
+    /// source's once it was copied: no lease may begin on them ([`Arena::is_moving`]).
     ///
     /// # Panics
     /// If a prepare is under way already, or the plan is stale ([`Arena::is_current`]).
