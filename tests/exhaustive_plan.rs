@@ -6,12 +6,12 @@
 
 use kvtide_core::chain::{Chain, Grow, PoolKind, PoolSpec};
 use kvtide_core::demand::Demand;
-use kvtide_core::fit::Geometry;
+use kvtide_core::fit::{Geometry, Pins};
 use kvtide_core::tree::{
-    Lock, Namespace, Ordinals, OwnPage, PlanRefusal, PlanRequest, PolicyKind, Prefer, Quota,
-    ReclaimPlan, Tree, TreeSettings,
+    Lock, Namespace, Ordinals, OwnPage, PinnedPages, PlanRefusal, PlanRequest, PolicyKind, Prefer,
+    Quota, ReclaimPlan, Tree, TreeSettings,
 };
-use kvtide_core::unit::{Bytes, Pages, PoolId, Token, Tokens, VirtId};
+use kvtide_core::unit::{Bytes, PageId, Pages, PoolId, Token, Tokens, VirtId};
 
 const WINDOW: usize = 2;
 const PAGES_MAX: usize = 6;
@@ -161,11 +161,13 @@ impl Config {
         u64::from(matchable.count_ones())
     }
 
-    /// For every number of pages freed of each pool: the fewest matchable pages that this loses, if it can be done.
-    fn least_costs(&self, pools: Pools) -> Vec<(Freed, u64)> {
+    /// Every set of pages that can be left, and the matchable pages that this loses; where nothing is `gated`, only
+    /// the cheapest for every number of pages freed of each pool.
+    fn costs(&self, pools: Pools, gated: bool) -> Vec<(Left, u64)> {
         let (all, locked) = (self.all(), self.locked());
         let before = self.matchable(pools, all);
-        let mut least = vec![u64::MAX; 7 * 7 * 7];
+        let mut every = Vec::new();
+        let mut least = vec![None::<(Left, u64)>; 7 * 7 * 7];
         for full in 0..=all.full {
             let orphans = members(full)
                 .any(|page| self.parents[page].is_some_and(|parent| !has(full, parent)));
@@ -182,26 +184,28 @@ impl Config {
                         states: all.states & full & !states_gone,
                     };
                     let lost = before - self.matchable(pools, left);
-                    let freed = freed(all, left);
-                    let slot = &mut least[index(freed)];
-                    *slot = lost.min(*slot);
+                    if gated {
+                        every.push((left, lost));
+                        continue;
+                    }
+                    let slot = &mut least[index(freed(all, left))];
+                    if slot.is_none_or(|(_, least)| lost < least) {
+                        *slot = Some((left, lost));
+                    }
                 }
             }
         }
-        let vectors = (0..7).flat_map(|f| (0..7).flat_map(move |w| (0..7).map(move |s| [f, w, s])));
-        vectors
-            .map(|freed| (freed, least[index(freed)]))
-            .filter(|(_, lost)| *lost != u64::MAX)
-            .collect()
+        every.extend(least.into_iter().flatten());
+        every
     }
 
     /// What whole leaves in order of use leave behind, when the demand fits first; none if it never does.
-    fn plain_walk(&self, pools: Pools, fits: impl Fn(Freed) -> bool) -> Option<u64> {
+    fn plain_walk(&self, pools: Pools, fits: impl Fn(Left) -> bool) -> Option<u64> {
         let (all, locked) = (self.all(), self.locked());
         let published = self.published();
         let used = |page: usize| published.iter().rposition(|&end| self.path(end).contains(&page));
         let mut left = all;
-        while !fits(freed(all, left)) {
+        while !fits(left) {
             let leaf = |&page: &usize| {
                 !has(locked.full, page) && !self.children(page).any(|child| has(left.full, child))
             };
@@ -294,35 +298,115 @@ fn kinds(chain: &Chain) -> [Option<PoolId>; 3] {
     [chain.full(), chain.windows().first().copied(), chain.states().first().copied()]
 }
 
-/// An arena with just `slack` bytes more than the cached pages need, and every demand that might be met.
+/// Where pages are: by kind, then page.
+type Layout = [[u32; PAGES_MAX]; 3];
+
+/// Full pages from the bottom with a hole among them, then window pages, and states from the top.
+fn layout(chain: &Chain, cached: Left) -> Layout {
+    let mut layout = Layout::default();
+    let [full, window, state] = kinds(chain);
+    let first = |pool: Option<PoolId>| pool.map_or(0, |pool| chain.first_page(pool).0);
+    let mut end = 0;
+    for page in members(cached.full) {
+        layout[0][page] = first(full) + page as u32 + u32::from(page >= 2);
+        end = layout[0][page] + 1;
+    }
+    let above = first(window).max((end * 2).div_ceil(3));
+    for (at, page) in (above..).zip(members(cached.windows)) {
+        layout[1][page] = at;
+    }
+    let grid = state.map_or(0, |pool| chain.grid_pages(pool).0);
+    for (back, page) in (1..).zip(members(cached.states)) {
+        layout[2][page] = grid.saturating_sub(back);
+    }
+    layout
+}
+
+/// What a plan is told of gated pools.
+struct Gated<'a> {
+    kinds: [Option<PoolId>; 3],
+    gates: Set,
+    layout: &'a Layout,
+    cached: [Set; 3],
+}
+
+impl Gated<'_> {
+    fn pages(&self, pool: PoolId) -> impl DoubleEndedIterator<Item = PageId> {
+        let kind = self.kinds.iter().position(|&kind| kind == Some(pool)).unwrap();
+        let mut pages: Vec<PageId> =
+            members(self.cached[kind]).map(|page| PageId(self.layout[kind][page])).collect();
+        pages.sort();
+        pages.into_iter()
+    }
+}
+
+impl PinnedPages for Gated<'_> {
+    fn page(&self, pool: PoolId, virt: VirtId) -> Option<PageId> {
+        let kind = self.kinds.iter().position(|&kind| kind == Some(pool))?;
+        let page = (virt.0 % 100) as usize;
+        has(self.gates, kind).then(|| PageId(self.layout[kind][page]))
+    }
+
+    fn above(&self, pool: PoolId, page: PageId) -> Option<PageId> {
+        self.pages(pool).find(|&other| other > page)
+    }
+
+    fn below(&self, pool: PoolId, page: PageId) -> Option<PageId> {
+        self.pages(pool).rfind(|&other| other < page)
+    }
+}
+
+/// One arena, and every demand that might be met. Pools among `gates` (by kind) may not move.
 struct Question<'a> {
     config: &'a Config,
     pools: Pools,
     tree: &'a Tree,
     chain: Chain,
-    geometry: Geometry,
-    costs: &'a [(Freed, u64)],
+    layout: Layout,
+    gates: Set,
+    costs: &'a [(Left, u64)],
 }
 
 impl Question<'_> {
-    fn fits(&self, demand: &Demand, freed: Freed) -> bool {
-        let mut geometry = self.geometry;
-        for (pool, count) in kinds(&self.chain).into_iter().zip(freed) {
-            if let Some(pool) = pool {
-                geometry.pool_mut(pool).live.0 -= count;
+    fn geometry(&self, left: Left) -> Geometry {
+        let mut geometry = Geometry::empty(&self.chain);
+        let sets = [left.full, left.windows, left.states];
+        for (kind, pool) in kinds(&self.chain).into_iter().enumerate() {
+            let Some(pool) = pool else { continue };
+            let fit = geometry.pool_mut(pool);
+            fit.live = Pages(sets[kind].count_ones());
+            if has(self.gates, kind) {
+                let pages = || members(sets[kind]).map(|page| PageId(self.layout[kind][page]));
+                fit.pins = pages().min().zip(pages().max()).map(|(lo, hi)| Pins { lo, hi });
             }
         }
-        geometry.fits(demand).is_ok()
+        geometry
+    }
+
+    fn fits(&self, demand: &Demand, left: Left) -> bool {
+        self.geometry(left).fits(demand).is_ok()
     }
 
     fn ask(&self, demand: Demand, prefer: Prefer, tally: &mut Tally) {
         tally.questions += 1;
-        let geometry = self.geometry;
-        let request = PlanRequest { geometry, demand, pinned: None, prefer, quota: Quota::None };
+        let all = self.config.all();
+        let gated = Gated {
+            kinds: kinds(&self.chain),
+            gates: self.gates,
+            layout: &self.layout,
+            cached: [all.full, all.windows, all.states],
+        };
+        let request = PlanRequest {
+            geometry: self.geometry(all),
+            demand,
+            pinned: (self.gates != 0).then_some(&gated as &dyn PinnedPages),
+            prefer,
+            quota: Quota::None,
+        };
         let plan = self.tree.plan(&request);
-        let able = self.costs.iter().filter(|(freed, _)| self.fits(&demand, *freed));
+        let able = self.costs.iter().filter(|(left, _)| self.fits(&demand, *left));
         let least = able.map(|(_, lost)| *lost).min();
-        let context = || format!("{:?} {demand:?} {prefer:?}", self.config);
+        let context = || format!("{:?} gates {} {demand:?} {prefer:?}", self.config, self.gates);
         match (plan, least) {
             (Err(PlanRefusal::Exhausted { .. }), None) => tally.exhausted += 1,
             (Ok(plan), Some(least)) => {
@@ -355,11 +439,11 @@ impl Question<'_> {
         let whole = |page: usize| self.config.path(page).iter().all(|&page| has(left.full, page));
         assert!(members(left.full).all(whole), "an orphan: {}", context());
         assert_eq!((left.windows | left.states) & !left.full, 0, "hangs on nothing: {}", context());
-        assert!(self.fits(demand, freed(all, left)), "does not fit: {}", context());
+        assert!(self.fits(demand, left), "does not fit: {}", context());
         self.check_irreducible(left, demand, context);
         let lost = self.config.matchable(self.pools, all) - self.config.matchable(self.pools, left);
         assert_eq!(u64::from(plan.matchable_lost().0), lost, "cost: {}", context());
-        let plain = self.config.plain_walk(self.pools, |freed| self.fits(demand, freed));
+        let plain = self.config.plain_walk(self.pools, |left| self.fits(demand, left));
         assert!(plain.is_none_or(|plain| lost <= plain), "{lost} > {plain:?}: {}", context());
         if least == 0 {
             assert_eq!(lost, 0, "costs, though something free would do: {}", context());
@@ -393,37 +477,29 @@ impl Question<'_> {
                 back.push(Left { states: left.states | bit, ..left });
             }
             for more in back {
-                assert!(!self.fits(demand, freed(all, more)), "{page} could stay: {}", context());
+                assert!(!self.fits(demand, more), "{page} could stay: {}", context());
             }
         }
     }
 }
 
-fn run_config(config: &Config, pools: Pools, tally: &mut Tally) {
+fn run_config(config: &Config, pools: Pools, gates: Set, tally: &mut Tally) {
     tally.configs += 1;
     // Bytes do not matter to the tree.
-    let (tree, locks) = config.tree(&chain(pools, 1_000), pools);
+    let (mut tree, locks) = config.tree(&chain(pools, 1_000), pools);
     tree.check().unwrap();
     let before = tree.fingerprint();
-    let costs = config.least_costs(pools);
-    let cached = config.all();
-    let cached = [cached.full, cached.windows, cached.states].map(Set::count_ones);
+    let costs = config.costs(pools, gates != 0);
     let arena = |total: u64| {
         let chain = chain(pools, total);
-        let mut geometry = Geometry::empty(&chain);
-        for (pool, count) in kinds(&chain).into_iter().zip(cached) {
-            if let Some(pool) = pool {
-                geometry.pool_mut(pool).live = Pages(count);
-            }
-        }
-        (chain, geometry)
+        let layout = layout(&chain, config.all());
+        Question { config, pools, tree: &tree, chain, layout, gates, costs: &costs }
     };
     // The least that holds what is cached, and a little more. Below 10, some pool has no page at all.
-    let holds = |&total: &u64| arena(total).1.fits(&Demand::default()).is_ok();
+    let holds = |&total: &u64| arena(total).fits(&Demand::default(), config.all());
     let least = (10..).find(holds).unwrap();
     for total in [least, least + 3] {
-        let (chain, geometry) = arena(total);
-        let question = Question { config, pools, tree: &tree, chain, geometry, costs: &costs };
+        let question = arena(total);
         for full in 0..=3 {
             for window in 0..=if pools.window { full } else { 0 } {
                 for state in 0..=if pools.state { 2 } else { 0 } {
@@ -445,13 +521,12 @@ fn run_config(config: &Config, pools: Pools, tally: &mut Tally) {
         }
     }
     assert_eq!(tree.fingerprint(), before, "planning changed something: {config:?}");
-    let mut tree = tree;
     locks.into_iter().for_each(|lock| tree.unlock(lock));
     tree.check().unwrap();
 }
 
 /// Every `stride`-th configuration of `count` pages.
-fn run(pools: Pools, count: usize, stride: usize) -> Tally {
+fn run(pools: Pools, gates: Set, count: usize, stride: usize) -> Tally {
     let mut tally = Tally::default();
     let sets = 1_usize << count;
     let (windows, states) =
@@ -471,7 +546,7 @@ fn run(pools: Pools, count: usize, stride: usize) -> Tally {
                 states: (rest / sets / windows) as Set,
                 reversed,
             };
-            run_config(&config, pools, &mut tally);
+            run_config(&config, pools, gates, &mut tally);
         }
     }
     tally
@@ -483,7 +558,7 @@ fn run_all(pools: Pools, strides: [usize; PAGES_MAX], full_stride: usize) -> Vec
     let mut tallies = Vec::new();
     for (count, stride) in (1..).zip(strides) {
         let full_stride = if count == PAGES_MAX { full_stride } else { 1 };
-        let tally = run(pools, count, if full { full_stride } else { stride });
+        let tally = run(pools, 0, count, if full { full_stride } else { stride });
         println!("{pools:?}, {count} pages: {tally:?}");
         tallies.push(tally);
     }
@@ -573,4 +648,18 @@ fn plans_are_right_with_a_window_and_a_state() {
         97,
         "3018360 questions, 1325045 exhausted, 1304149 free, 389166 paid of which 383014 cheapest, 596191 lost for 588041, worst 5/1",
     );
+}
+
+#[test]
+fn plans_are_right_where_gated_pools_cannot_move() {
+    let pools = Pools { window: true, state: true };
+    let mut tallies = Vec::new();
+    for gates in 1..8 {
+        for (count, stride) in [(1, 1), (2, 1), (3, 11), (4, 301), (5, 10_007), (6, 300_007)] {
+            tallies.push(run(pools, gates, count, stride));
+        }
+    }
+    let sum = sum(&tallies);
+    println!("{sum:?}");
+    assert!(sum.exhausted > 1_000 && sum.free > 1_000 && sum.paid > 1_000, "{sum:?}");
 }
