@@ -238,7 +238,8 @@ impl Tree {
         let best = walk(Order::Classes, None)
             .map_err(|(bound, _)| PlanRefusal::Exhausted { bound, evictable })?;
         let mut questions = best.asked + 1;
-        let best = if best.lost == 0 {
+        // What costs a single page cannot be beaten: were there anything free, the walk would have found it.
+        let best = if best.lost <= 1 {
             best
         } else {
             match walk(Order::WholeLeaves, None) {
