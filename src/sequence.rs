@@ -210,7 +210,7 @@ impl Sequence {
     /// Whether the next decode step starts a page.
     #[must_use]
     pub fn starts_page(&self, chain: &Chain) -> bool {
-        self.computed.0 % chain.page_tokens().0 == 0
+        self.computed.0.is_multiple_of(chain.page_tokens().0)
     }
 
     /// Whether the page that the next token goes to is there already.
@@ -298,7 +298,7 @@ impl Sequence {
     /// Whether it ends at a page boundary: only there is its running state one that a match could use.
     #[must_use]
     pub fn is_at_boundary(&self, chain: &Chain) -> bool {
-        self.computed.0 > 0 && self.computed.0 % chain.page_tokens().0 == 0
+        self.computed.0 > 0 && self.computed.0.is_multiple_of(chain.page_tokens().0)
     }
 
     /// Gives its running slots away, to the tree.
