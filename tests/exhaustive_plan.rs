@@ -4,6 +4,8 @@
 //! under a lock, in two orders of use; every small demand on a few arenas. `KVTIDE_EXHAUSTIVE=full` runs them all (for
 //! the chain of three pools at six pages, one in 97); otherwise a slice runs whose numbers are compared with a snapshot.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic, and says where")]
+
 use kvtide_core::chain::{Chain, Grow, PoolKind, PoolSpec};
 use kvtide_core::demand::Demand;
 use kvtide_core::fit::{Geometry, Pins};

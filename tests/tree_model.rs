@@ -1,5 +1,7 @@
 //! The radix tree against a list of cached pages: one entry for every cached prefix of whole pages, scanned.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic, and says where")]
+
 use kvtide_core::chain::{Chain, Grow, PoolKind, PoolSpec};
 use kvtide_core::demand::Demand;
 use kvtide_core::fit::Geometry;

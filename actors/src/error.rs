@@ -11,7 +11,7 @@ use kvtide_core::unit::Bytes;
 
 /// Amounts per pool, by name in byte order: tokens of a token pool, slots of a state pool.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Amounts(pub Vec<(Arc<str>, u64)>);
+pub struct Amounts(pub Box<[(Arc<str>, u64)]>);
 
 /// Why an allocation was refused, or failed.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]

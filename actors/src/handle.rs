@@ -182,7 +182,7 @@ impl CacheHandle {
         let back = self.shared.giveback(Returned::Step(id));
         let begun: Begun =
             self.shared.ask(|reply| Request::BeginStep { id, sequences, reply }).await?;
-        Ok(StepLease { epoch: begun.epoch, tables: begun.tables, back: back })
+        Ok(StepLease { epoch: begun.epoch, tables: begun.tables, back })
     }
 
     /// Forbids moves of `pools` until the gate is dropped; returns once no copy that it forbids is in flight.
@@ -198,7 +198,7 @@ impl CacheHandle {
         let back = self.shared.giveback(Returned::Gate(key));
         let (reason, pools) = (reason.to_owned(), pools.to_vec());
         self.shared.ask(|reply| Request::CloseMoves { key, reason, pools, reply }).await?;
-        Ok(MoveGate { back: back })
+        Ok(MoveGate { back })
     }
 
     /// One pass of compaction that moves at most `budget`.

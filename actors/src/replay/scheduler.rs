@@ -399,7 +399,8 @@ impl<'a> Scheduler<'a> {
             let too_long = running.prompt == u32::MAX;
             let decoded = self.drive.decode == Decode::PromptsOnly
                 || running.generated >= running.answer.len();
-            if !too_long && !(running.computed == running.prompt && decoded) {
+            let ended = running.computed == running.prompt && decoded;
+            if !(too_long || ended) {
                 place += 1;
                 continue;
             }
