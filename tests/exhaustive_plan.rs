@@ -537,7 +537,7 @@ fn run(pools: Pools, gates: Set, count: usize, stride: usize) -> Tally {
     for parents in shapes(count) {
         for choice in 0..windows * states * sets * 2 {
             number += 1;
-            if number % stride != 0 {
+            if !number.is_multiple_of(stride) {
                 continue;
             }
             let (rest, reversed) = (choice / 2, choice % 2 == 1);

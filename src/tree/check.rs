@@ -295,7 +295,11 @@ impl Tree {
                 truth.hard[window] = hard.min().unwrap_or(u32::MAX);
                 let last = (vitals.start + last_serviceable).saturating_sub(pages);
                 if serviceable_children == 0 && last_serviceable > 0 {
-                    truth.soft[window] = truth.soft[window].min(last);
+                    // A prompt equal to a cached one is matched one page short of its end.
+                    let shorter = if self.shape.states.is_empty() { 1 } else { 0 };
+                    let repeated =
+                        (vitals.start + last_serviceable - shorter).saturating_sub(pages);
+                    truth.soft[window] = truth.soft[window].min(repeated);
                     truth.hard[window] = truth.hard[window].min(last);
                 }
                 let branches = below.len() >= 2 && serviceable_children > 0;

@@ -88,6 +88,12 @@ impl Shape {
         }
     }
 
+    /// The boundary up to which a prompt equal to a cached one is matched, given the path's last serviceable one: a match
+    /// never covers a prompt's last token. Where states decide what is serviceable, that is up to whoever stores them.
+    pub(super) fn repeat_boundary(&self, last: u32) -> u32 {
+        if self.states.is_empty() { last.saturating_sub(1) } else { last }
+    }
+
     /// Where the windows of a boundary start.
     pub(super) fn window_starts(&self, boundary: u32) -> PerWindow {
         let mut starts = [boundary; POOLS_MAX];

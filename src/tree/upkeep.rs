@@ -188,7 +188,8 @@ fn derive(store: &mut impl Store, node: NodeId) -> Derived {
         let back_from = |index: u32| (vitals.start + index).saturating_sub(*pages);
         if vitals.serviceable_children == 0 {
             if last_serviceable > 0 {
-                soft[window] = soft[window].min(back_from(last_serviceable));
+                let repeated = shape.repeat_boundary(last_serviceable);
+                soft[window] = soft[window].min(back_from(repeated));
                 hard[window] = hard[window].min(back_from(last_serviceable));
             }
         } else if vitals.children >= 2 && last_serviceable == vitals.len {

@@ -12,7 +12,7 @@ use kvtide_core::unit::Tokens;
 
 use super::error::{CliError, bad_size};
 use crate::config::{Config, Engine, Size, Windows, joint_pages};
-use crate::replay::episodes;
+use crate::replay::episodes::{self, EpisodeStates};
 use crate::replay::report::Report;
 use crate::replay::scheduler::{Decode, Drive, Pace, Scheduler};
 use crate::replay::tally::Tally;
@@ -62,6 +62,9 @@ pub struct ReplayArgs {
     /// Seed of the embedded workload.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+    /// Where the episodes store states.
+    #[arg(long, value_enum, default_value_t)]
+    pub episode_states: EpisodeStates,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
@@ -95,7 +98,7 @@ pub enum EngineArg {
 /// [`CliError`] with exit code 2 for input that cannot be used, 1 for a service that fails.
 pub async fn run(args: &ReplayArgs, out: &mut impl Write) -> Result<(), CliError> {
     if args.workload == Embedded::Episodes {
-        return run_episodes(args.json, out).await;
+        return run_episodes(args, out).await;
     }
     let config = configure(args)?;
     let mut workload = match &args.trace {
@@ -133,12 +136,13 @@ pub async fn run(args: &ReplayArgs, out: &mut impl Write) -> Result<(), CliError
     Ok(())
 }
 
-async fn run_episodes(json: bool, out: &mut impl Write) -> Result<(), CliError> {
+async fn run_episodes(args: &ReplayArgs, out: &mut impl Write) -> Result<(), CliError> {
     let rows = episodes::rows().map_err(CliError::input)?;
     let progress = progress_bar(rows.len() as u64);
-    let episodes = episodes::run(|| progress.inc(1)).await.map_err(CliError::service)?;
+    let episodes =
+        episodes::run(args.episode_states, || progress.inc(1)).await.map_err(CliError::service)?;
     progress.finish_and_clear();
-    if json {
+    if args.json {
         let text = serde_json::to_string(&episodes).map_err(CliError::service)?;
         writeln!(out, "{text}")?;
     } else {

@@ -97,6 +97,17 @@ const OUTPUT_TOKENS: u32 = 32;
 /// Tokens between state checkpoints, where the model has state.
 const STATE_EVERY: u32 = 128;
 
+/// At which multiples of 128 tokens a prompt's state is stored.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, clap::ValueEnum)]
+pub enum EpisodeStates {
+    /// Where the prompt itself could be matched again: inside it. A match never covers a prompt's last token, so a state
+    /// at the very end serves longer prompts only; the one before it serves those (128 tokens short) and this one.
+    #[default]
+    Inside,
+    /// At the prompt's very end as well.
+    Every,
+}
+
 /// The table's rows, their outcomes still to come.
 ///
 /// # Errors
@@ -130,16 +141,16 @@ fn parse_row(row: usize, line: &str) -> Result<Episode, EpisodeError> {
 ///
 /// # Errors
 /// [`EpisodeError`].
-pub async fn run(mut done: impl FnMut()) -> Result<Episodes, EpisodeError> {
+pub async fn run(states: EpisodeStates, mut done: impl FnMut()) -> Result<Episodes, EpisodeError> {
     let mut episodes = rows()?;
     for episode in &mut episodes {
-        episode.cached = run_row(episode).await?;
+        episode.cached = run_row(episode, states).await?;
         done();
     }
     Ok(Episodes { episodes })
 }
 
-async fn run_row(episode: &Episode) -> Result<u32, EpisodeError> {
+async fn run_row(episode: &Episode, states: EpisodeStates) -> Result<u32, EpisodeError> {
     let (model, cap) = (episode.model.as_str(), episode.nominal_cap_tokens);
     let arena = ARENAS.iter().find(|(name, tokens, _)| *name == model && *tokens == cap);
     let Some(&(.., bytes)) = arena else {
@@ -154,7 +165,7 @@ async fn run_row(episode: &Episode) -> Result<u32, EpisodeError> {
         let start = (which + 1) * 1_000_000;
         (start..start + episode.hot_prefix_tokens).collect::<Vec<Token>>()
     };
-    let mut serial = Serial { handle: &handle, served: 0 };
+    let mut serial = Serial { handle: &handle, states, served: 0 };
     for which in 0..2 {
         serial.serve(hot(which)).await?;
     }
@@ -175,6 +186,7 @@ async fn run_row(episode: &Episode) -> Result<u32, EpisodeError> {
 /// Serves one request after the other.
 struct Serial<'a> {
     handle: &'a CacheHandle,
+    states: EpisodeStates,
     served: u32,
 }
 
@@ -191,7 +203,9 @@ impl Serial<'_> {
             let count = (length - computed).min(stride - computed % stride);
             sequence.extend(Some(Tokens(count)), None).await?;
             computed += count;
-            sequence.checkpoint(Publishing::PagesAndState, None).await?;
+            let stored = computed < length || self.states == EpisodeStates::Every;
+            let publishing = if stored { Publishing::PagesAndState } else { Publishing::Pages };
+            sequence.checkpoint(publishing, None).await?;
         }
         let first = 100_000_000 + self.served * 1_000;
         for token in first..first + OUTPUT_TOKENS {
