@@ -35,10 +35,10 @@ fn the_command_prints_the_derived_geometry() {
     for line in [
         "arena        398196736 bytes (379.75 MiB)",
         "sink         5505024 bytes (5.25 MiB)",
-        "full         full    up            1835008         217           3          214         27392",
-        "window       window  down          5505024          72           1           71          9088",
+        "window       window  up            5505024          72           1           71          9088",
+        "full         full    down          1835008         217           3          214         27392",
         "together     53 pages of every token pool: 6784 tokens",
-        "one sequence 186 pages with its window's tail only: 23808 tokens",
+        "one sequence 187 pages with its window's tail only: 23936 tokens",
         "reclaim.quota = none",
     ] {
         assert!(text.lines().any(|known| known == line), "{line}\n{text}");
@@ -50,8 +50,8 @@ fn the_command_prints_json() {
     let args = ConfigArgs { json: true, capacity: Some("398196736".into()), ..args("mellum2") };
     let report: serde_json::Value = serde_json::from_str(&output(&args)).unwrap();
     assert_eq!(report["together"]["pages"], 53);
-    assert_eq!(report["pools"][1]["page_bytes"], 5_505_024);
-    assert_eq!(report["pools"][1]["window_tokens"], 1024);
+    assert_eq!(report["pools"][0]["page_bytes"], 5_505_024);
+    assert_eq!(report["pools"][0]["window_tokens"], 1024);
     assert_eq!(report["settings"]["device.queue_depth"], "256");
 }
 
