@@ -212,7 +212,7 @@ fn a_scenario_that_cannot_be_read_is_refused_at_its_place() {
     );
     let output = shell.run(&["scenario", "cache.jsonl"]);
     let said = text(&output.stderr);
-    let column = cached.find("\"budget\"").unwrap() + 1;
+    let column = cached.find(":1}}").unwrap() + 2;
     assert!(said.starts_with(&format!("kvtide: cache.jsonl:1:{column}: ")), "{said}");
     assert!(said.contains("budget") && said.contains("cache.compaction"), "{said}");
     assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1));
