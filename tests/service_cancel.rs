@@ -4,12 +4,14 @@
 
 mod rig;
 
+use std::sync::Arc;
+
 use kvtide::config::Config;
 use kvtide::device::Fault;
 use kvtide::handle::{OpenOptions, Reservation, Sequence};
 use kvtide::message::Publishing;
 use kvtide_core::chain::Grow;
-use rig::{LONG, Rig, config, full, on_both, poll_then_drop, state, times, tokens, with};
+use rig::{LONG, Rig, SHORT, config, full, on_both, poll_then_drop, state, times, tokens, with};
 
 /// A call to be given up.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -226,6 +228,84 @@ fn a_hold_given_up_while_another_call_moves_pages_leaks_nothing() {
                 drop((sequence, held, granted));
                 rig.rests().await;
             }
+        });
+    }
+}
+
+/// What one of many tasks does: some hundred operations, each given up after a few polls or not.
+async fn come_and_go(rig: Arc<Rig>, seed: u32) {
+    let mut random = u64::from(seed);
+    let mut below = move |bound: u64| {
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((random >> 33) % bound) as u32
+    };
+    let mut sequences: Vec<Sequence> = Vec::new();
+    let mut held = Vec::new();
+    for _ in 0..400 {
+        // Many calls are given up early, some after their time.
+        let polls = [below(5), below(20), 200, 1_000][below(4) as usize];
+        let prompt = tokens(1_000 * below(3), 1 + below(14));
+        let place = below(sequences.len().max(1) as u64) as usize;
+        match below(9) {
+            0 | 1 if sequences.len() < 3 => {
+                let options = OpenOptions { wait: SHORT, ..OpenOptions::default() };
+                let opened = poll_then_drop(rig.handle.open(prompt, options), polls).await;
+                sequences.extend(opened.into_iter().flatten());
+            }
+            2 if !sequences.is_empty() => {
+                poll_then_drop(sequences[place].extend(None, SHORT), polls).await;
+            }
+            3 if !sequences.is_empty() => {
+                let more = tokens(50, 1 + below(5));
+                poll_then_drop(sequences[place].append(more, SHORT), polls).await;
+            }
+            4 if !sequences.is_empty() => {
+                let checkpoint = sequences[place].checkpoint(Publishing::PagesAndState, SHORT);
+                poll_then_drop(checkpoint, polls).await;
+            }
+            5 if !sequences.is_empty() => {
+                let finish = sequences.remove(place).finish(Publishing::PagesAndState);
+                poll_then_drop(finish, polls).await;
+            }
+            6 if held.len() < 3 => {
+                let demand = [("full", 1 + below(3)), ("state", below(2))];
+                let reserved = poll_then_drop(rig.reserve(&demand, SHORT), polls).await;
+                held.extend(reserved.into_iter().flatten());
+            }
+            7 => {
+                let all: Vec<&Sequence> = sequences.iter().collect();
+                let lease = poll_then_drop(rig.handle.begin_step(&all), polls).await;
+                let pools: Vec<_> = rig.handle.chain().pool_ids().collect();
+                let gate = poll_then_drop(rig.handle.close_moves("transfer", &pools), polls).await;
+                drop((lease, gate));
+            }
+            _ => {
+                held.pop();
+                let fault = Fault::FailCopies { times: times(1), after_batches: below(2) };
+                if below(24) == 0 {
+                    rig.fault(fault).await;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn many_tasks_that_come_and_go_leave_nothing_behind() {
+    for (compaction, seed) in [("lazy", 0), ("eager", 100), ("lazy", 200), ("eager", 300)] {
+        on_both(|| async {
+            let config = with(with(cramped(), "compaction", compaction), "queue.max_bypass_ms", 1);
+            let rig = Arc::new(Rig::start(config).await);
+            let tasks: Vec<_> = (0..6)
+                .map(|task| tokio::spawn(come_and_go(Arc::clone(&rig), seed + task)))
+                .collect();
+            for task in tasks {
+                task.await.unwrap();
+            }
+            let totals = rig.stats().await.totals;
+            assert!(totals.opened > 0 && totals.granted > totals.opened, "{totals:?}");
+            Arc::into_inner(rig).unwrap().rests().await;
         });
     }
 }

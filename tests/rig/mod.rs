@@ -206,8 +206,8 @@ impl Rig {
 pub async fn poll_then_drop<T>(future: impl Future<Output = T>, polls: u32) -> Option<T> {
     let mut future = pin!(future);
     for _ in 0..polls {
-        let mut context = Context::from_waker(Waker::noop());
-        if let Poll::Ready(done) = future.as_mut().poll(&mut context) {
+        let polled = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        if let Poll::Ready(done) = polled {
             return Some(done);
         }
         for _ in 0..3 {

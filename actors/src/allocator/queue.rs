@@ -29,7 +29,8 @@ struct Shortfall {
 }
 
 impl Allocator {
-    /// Puts a job at the end of the queue; gives it back with what to answer when the queue is full or it is too late.
+    /// Puts a job that was refused with `error` at the end of the queue; gives it back with what to answer when it does
+    /// not wait, the queue is full, or it is too late.
     pub(super) fn enqueue(
         &mut self,
         job: Job,
@@ -39,7 +40,8 @@ impl Allocator {
         let Some(deadline) = job.deadline else { return Some((job, error)) };
         // Who is told of an asker that gave up looks at the queue: none may be put there afterwards.
         if deadline <= Instant::now() || job.work.is_abandoned() {
-            return Some((job, error));
+            let late = AllocError::TimedOut { waited: job.receipt.waited };
+            return Some((job, late));
         }
         let limit = self.policy.queue_max;
         if self.waiting.len() >= limit {
