@@ -268,3 +268,27 @@ fn detached_pages_are_matched_by_nobody_and_come_back_in_place() {
     assert_eq!(cache.cached(0..10), 10);
     assert_eq!(cache.tree.fingerprint(), before);
 }
+
+#[test]
+fn a_state_published_where_a_tail_was_detached_stays_where_it_is() {
+    let mut cache = Cache::new(
+        5 + 5 + 10,
+        vec![
+            spec("state", PoolKind::State, Grow::Up, 5),
+            spec("full", PoolKind::Full, Grow::Down, 1),
+        ],
+    );
+    cache.insert(0..10);
+    let mut request = cache.request(cache.demand(&[("full", 8)]));
+    request.quota = Quota::Bytes(Bytes(8));
+    let plan = cache.tree.plan(&request).unwrap();
+    assert_eq!(plan.evicted()[cache.chain.full().unwrap()], Pages(3));
+    let detached = cache.tree.detach(plan).unwrap();
+    // Seven pages are left; somebody computes them and keeps the state there.
+    cache.insert(0..7);
+    let homeless = cache.tree.attach(detached, &[]);
+    cache.tree.check().unwrap();
+    assert_eq!(homeless, []);
+    assert_eq!([cache.cached(0..7), cache.cached(0..10)], [7, 10]);
+    assert_eq!(cache.cached(0..9), 7, "the state at seven tokens is still one of seven tokens");
+}

@@ -70,7 +70,7 @@ fn run_config(config: &Config, pools: Pools, gates: Set, tally: &mut Tally) {
     let costs = config.costs(pools, gates != 0);
     let arena = |total: u64| {
         let chain = chain(pools, total);
-        let layout = layout(&chain, config.all());
+        let layout = layout(&chain, config);
         Question { config, pools, tree: &tree, chain, layout, gates, costs: &costs }
     };
     // The least that holds what is cached, and a little more. Below 10, some pool has no page at all.

@@ -11,15 +11,18 @@ use kvtide_core::unit::{PageId, Pages, PoolId, VirtId};
 /// Where pages are: by kind, then page.
 pub(crate) type Layout = [[u32; PAGES_MAX]; 3];
 
-/// Full pages from the bottom with a hole among them, then window pages, and states from the top.
-pub(crate) fn layout(chain: &Chain, cached: Left) -> Layout {
+/// Full pages from the bottom with a hole among them, then window pages, and states from the top; full pages the
+/// deepest first where use is reversed too.
+pub(crate) fn layout(chain: &Chain, config: &Config) -> Layout {
     let mut layout = Layout::default();
+    let cached = config.all();
     let [full, window, state] = kinds(chain);
     let first = |pool: Option<PoolId>| pool.map_or(0, |pool| chain.first_page(pool).0);
     let mut end = 0;
     for page in members(cached.full) {
-        layout[0][page] = first(full) + page as u32 + u32::from(page >= 2);
-        end = layout[0][page] + 1;
+        let at = if config.reversed { config.count() - 1 - page } else { page };
+        layout[0][page] = first(full) + at as u32 + u32::from(at >= 2);
+        end = end.max(layout[0][page] + 1);
     }
     let above = first(window).max((end * 2).div_ceil(3));
     for (at, page) in (above..).zip(members(cached.windows)) {
