@@ -359,7 +359,7 @@ fn window_place(shape: &Shape, vitals: &Vitals, window: usize) -> Option<Place> 
     if first < kept.hard {
         return Some(place(VictimClass::BranchPoint, rank, first));
     }
-    (vitals.full_locks > 0).then(|| place(VictimClass::Policy, rank, first))
+    goes_alone(vitals).then(|| place(VictimClass::Policy, rank, first))
 }
 
 /// Where the states at a node's end stand.
@@ -371,12 +371,18 @@ fn state_place(shape: &Shape, vitals: &Vitals) -> Option<Place> {
         VictimClass::Unneeded
     } else if vitals.serviceable_children > 0 {
         if vitals.children >= 2 { VictimClass::BranchPoint } else { VictimClass::Unneeded }
-    } else if vitals.full_locks > 0 {
+    } else if goes_alone(vitals) {
         VictimClass::Policy
     } else {
         return None;
     };
     Some(place(class, shape.policy.rank(vitals.used.state), vitals.end() - 1))
+}
+
+/// Whether what a path end needs of a node does not go with the tail of a leaf: its full pages are locked, or have
+/// children behind them, which serve nothing but may be beyond a quota.
+fn goes_alone(vitals: &Vitals) -> bool {
+    vitals.full_locks > 0 || vitals.children > 0 && vitals.serviceable_children == 0
 }
 
 /// What costs nothing goes from the root on, since a prompt equal to a cached one matches one page short of its end;
