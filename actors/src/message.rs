@@ -220,6 +220,44 @@ pub(crate) enum Request {
     Expire(super::allocator::JobId),
 }
 
+impl Request {
+    /// What is asked, for spans.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Request::Open { .. } => "open",
+            Request::Extend { .. } => "extend",
+            Request::Append { .. } => "append",
+            Request::Checkpoint { .. } => "checkpoint",
+            Request::Finish { .. } => "finish",
+            Request::Cached { .. } => "cached",
+            Request::Reserve { .. } => "reserve",
+            Request::Release { .. } => "release",
+            Request::Explain { .. } => "explain",
+            Request::BeginStep { .. } => "begin_step",
+            Request::CloseMoves { .. } => "close_moves",
+            Request::Compact { .. } => "compact",
+            Request::Flush { .. } => "flush",
+            Request::Stats { .. } => "stats",
+            Request::Verify { .. } => "verify",
+            Request::Settle { .. } => "settle",
+            Request::Fault { .. } => "fault",
+            Request::Collect { .. } => "collect",
+            Request::Expire(_) => "expire",
+        }
+    }
+
+    /// The one sequence that it is about.
+    pub(crate) fn sequence(&self) -> Option<SequenceId> {
+        match self {
+            Request::Open { id, .. }
+            | Request::Extend { id, .. }
+            | Request::Checkpoint { id, .. }
+            | Request::Finish { id, .. } => Some(*id),
+            _ => None,
+        }
+    }
+}
+
 /// What a reservation holds.
 #[derive(Debug, Default)]
 pub(crate) struct Reserved {

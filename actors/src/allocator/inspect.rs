@@ -268,6 +268,7 @@ impl Allocator {
     }
 
     pub(super) fn note_refused(&mut self, error: &AllocError) {
+        tracing::debug!(%error, "refused");
         let name = match error.name() {
             "invalid_demand" | "invalid_operation" | "unknown_name" | "unsupported" => "invalid",
             "reset" | "stopped" | "device_lost" | "corrupt" => "service",
