@@ -48,6 +48,12 @@ pub(crate) struct Unlock(pub(crate) Vec<Lock>);
 /// Lock the same place a second time, for a lease.
 pub(crate) struct LockAgain(pub(crate) Lock);
 
+/// Move a lease's hold to where its sequence's lock is now.
+pub(crate) struct LockOn {
+    pub(crate) held: Lock,
+    pub(crate) lock: Lock,
+}
+
 /// Whether a checkpoint at the end of `tokens`, on from the lock's boundary, is there already.
 pub(crate) struct HasState {
     pub(crate) lock: Lock,
@@ -159,6 +165,15 @@ impl Message<LockAgain> for Radix {
     async fn handle(&mut self, msg: LockAgain, _: &mut Context<Self, Self::Reply>) -> Self::Reply {
         let second = self.tree.lock_again(&msg.0);
         Answer((msg.0, second))
+    }
+}
+
+impl Message<LockOn> for Radix {
+    type Reply = Answer<(Lock, Lock)>;
+
+    async fn handle(&mut self, msg: LockOn, _: &mut Context<Self, Self::Reply>) -> Self::Reply {
+        let moved = self.tree.lock_on(msg.held, &msg.lock);
+        Answer((msg.lock, moved))
     }
 }
 
