@@ -24,11 +24,14 @@ pub(crate) struct Radix {
 #[derive(Reply)]
 pub(crate) struct Answer<T: Send + 'static>(pub(crate) T);
 
-/// Match a prompt, touch what the match used, and lock it.
+/// Match a prompt and lock what matched. Nothing is marked as used before it is ([`Used`]).
 pub(crate) struct Open {
     pub(crate) namespace: Namespace,
     pub(crate) tokens: Vec<Token>,
 }
+
+/// What a match locked is used.
+pub(crate) struct Used(pub(crate) Lock);
 
 /// Match a prompt and touch nothing.
 pub(crate) struct Peek {
@@ -126,8 +129,17 @@ impl Message<Open> for Radix {
 
     async fn handle(&mut self, msg: Open, _: &mut Context<Self, Self::Reply>) -> Self::Reply {
         let Open { namespace, tokens } = msg;
-        let (lock, matched) = self.tree.open(&namespace, &tokens);
+        let (lock, matched) = self.tree.lock_match(&namespace, &tokens);
         Openings { tokens, lock, matched }
+    }
+}
+
+impl Message<Used> for Radix {
+    type Reply = Answer<Lock>;
+
+    async fn handle(&mut self, msg: Used, _: &mut Context<Self, Self::Reply>) -> Self::Reply {
+        self.tree.mark_used(&msg.0);
+        Answer(msg.0)
     }
 }
 
