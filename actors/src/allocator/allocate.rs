@@ -114,6 +114,8 @@ impl Allocator {
             let begun = self.arena.begin(prepare);
             let grant = self.arena.commit(begun);
             self.evict(Some(detached)).await?;
+            // Victims leave holes, which eager packing closes.
+            self.note_progress();
             self.totals.granted += 1;
             return Ok(Attempt::Granted(grant));
         }

@@ -427,6 +427,14 @@ impl Allocator {
 
     async fn answer_open(&mut self, work: OpenWork, receipt: Receipt) {
         let OpenWork { id, namespace, tokens, matched, lock, running, reply } = work;
+        // Only now: a refused open leaves everybody's recency alone (I10).
+        let lock = match self.radix.ask(radix::Used(lock)).await {
+            Ok(answer) => answer.0,
+            Err(error) => {
+                let _ = reply.send(Err(gone(error)));
+                return;
+            }
+        };
         let page = self.chain.page_tokens();
         let found = Matched {
             tokens: matched.pages.tokens(page),
