@@ -401,19 +401,34 @@ impl MoveGate {
 
 impl Shared {
     /// Returns once everything dropped before is taken back.
-    async fn collected(&self) -> Result<(), AllocError> {
+    async fn collected(self: &Arc<Self>) -> Result<(), AllocError> {
         self.ask(|reply| Request::Collect { reply: Some(reply) }).await
     }
 
     /// Sends one request and waits for its answer.
+    ///
+    /// Given up midway, it tells the allocator, so that nobody waits behind it.
     pub(crate) async fn ask<T>(
-        &self,
+        self: &Arc<Self>,
         request: impl FnOnce(Reply<T>) -> Request,
     ) -> Result<T, AllocError> {
+        if self.is_stopping() {
+            return Err(ServiceError::Stopped.into());
+        }
+        // Declared before the channel, so dropped after it: the allocator then finds the answer's way closed.
+        let mut call = self.giveback(Returned::Call);
         let (reply, answer) = oneshot::channel();
-        let sent = self.allocator.tell(request(reply)).send().await;
-        sent.map_err(|_| AllocError::Service(ServiceError::Stopped))?;
-        answer.await.map_err(|_| AllocError::Service(ServiceError::Reset))?
+        let answer = match self.allocator.tell(request(reply)).send().await {
+            Ok(()) => answer.await.map_err(|_| self.lost()),
+            Err(_) => Err(ServiceError::Stopped),
+        };
+        call.defuse();
+        answer?
+    }
+
+    /// Why an accepted request was not answered.
+    fn lost(&self) -> ServiceError {
+        if self.is_stopping() { ServiceError::Stopped } else { ServiceError::Reset }
     }
 
     fn giveback(self: &Arc<Self>, returned: Returned) -> GiveBack {

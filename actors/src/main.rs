@@ -35,7 +35,16 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(refusal) if refusal.use_stderr() => {
+            // Nothing is left to tell if even stderr is closed.
+            let _ = writeln!(std::io::stderr(), "kvtide: {}", one_line(&refusal));
+            return ExitCode::from(2);
+        }
+        // What was asked for is the help or the version.
+        Err(help) => help.exit(),
+    };
     let result = telemetry::log(cli.log_format).map_err(CliError::input).and_then(|()| {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         runtime.map_err(CliError::service)?.block_on(run(cli))
@@ -62,4 +71,13 @@ async fn run(cli: Cli) -> Result<(), CliError> {
         Some(Command::Plan(args)) => plan::run(&args, &mut out).await,
         Some(Command::Config(args)) => config::run(&args, &mut out),
     }
+}
+
+/// The first paragraph of what the parser says, on one line: what was given, and what was expected.
+fn one_line(refusal: &clap::Error) -> String {
+    let text = refusal.to_string();
+    let first = text.split("\n\n").next().unwrap_or_default();
+    let words: Vec<&str> = first.split_whitespace().collect();
+    let line = words.join(" ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
 }

@@ -39,9 +39,11 @@ pub(crate) enum Returned {
     Reservation(ReservationId),
     Step(StepId),
     Gate(GateKey),
+    /// A call whose answer nobody waits for any more.
+    Call,
 }
 
-/// The way back for dropped handles: unbounded by type, bounded by the number of handles that live.
+/// The way back for dropped handles and calls: unbounded by type, bounded by the number of those that live.
 pub(crate) type ReturnPath = mpsc::UnboundedSender<Returned>;
 
 /// What one allocation did to get its pages.

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use kameo::actor::{ActorRef, Spawn};
@@ -10,7 +10,7 @@ use kameo::mailbox;
 use kvtide_core::chain::Chain;
 use kvtide_core::tree::{PolicyKind, Prefer, Quota, Tree, TreeSettings};
 use kvtide_core::unit::Pages;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::allocator::{Allocator, Content, Packing, Parts, Policy};
 use crate::compactor::Compactor;
@@ -18,6 +18,7 @@ use crate::config::{self, Compaction, Config, Engine, Sections};
 use crate::device::{self, DeviceUnavailable, EngineKind, GpuWorker, Grids, WorkerHandle};
 use crate::error::StartError;
 use crate::handle::CacheHandle;
+use crate::message::Request;
 use crate::radix::Radix;
 
 /// The running actors. Dropping it stops them.
@@ -25,6 +26,7 @@ use crate::radix::Radix;
 /// Messages go allocator → radix and allocator → compactor → GPU worker, and never back by asking.
 pub struct CacheService {
     handle: CacheHandle,
+    shared: Arc<Shared>,
     allocator: ActorRef<Allocator>,
     radix: ActorRef<Radix>,
     compactor: ActorRef<Compactor>,
@@ -37,9 +39,16 @@ pub(crate) struct Shared {
     pub(crate) allocator: ActorRef<Allocator>,
     pub(crate) returns: crate::message::ReturnPath,
     next: AtomicU64,
+    /// Set once, when the service stops taking requests.
+    stopping: AtomicBool,
 }
 
 impl Shared {
+    /// Whether the service has stopped, or is about to.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
     /// A number never given before by this service.
     pub(crate) fn fresh(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
@@ -75,10 +84,11 @@ impl CacheService {
         started.map_err(|_| StartError::NotStarted("compactor"))?;
         let started = allocator.wait_for_startup_result().await;
         started.map_err(|_| StartError::NotStarted("allocator"))?;
-        let next = AtomicU64::new(1);
-        let shared = Shared { chain, allocator: allocator.clone(), returns, next };
-        let handle = CacheHandle::new(Arc::new(shared));
-        Ok(CacheService { handle, allocator, radix, compactor, worker })
+        let (next, stopping) = (AtomicU64::new(1), AtomicBool::new(false));
+        let shared =
+            Arc::new(Shared { chain, allocator: allocator.clone(), returns, next, stopping });
+        let handle = CacheHandle::new(Arc::clone(&shared));
+        Ok(CacheService { handle, shared, allocator, radix, compactor, worker })
     }
 
     /// A handle to the service: cheap to clone, usable from any task.
@@ -87,8 +97,11 @@ impl CacheService {
         self.handle.clone()
     }
 
-    /// Stops the service: requests already accepted are answered, later ones get `Stopped`.
+    /// Stops the service: requests already accepted are answered and copies under way are awaited (for ten seconds
+    /// at most); what waits for memory and what comes later gets `Stopped`.
     pub async fn stop(self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        let _ = tokio::time::timeout(STOP_MAX, self.drain()).await;
         // An actor that is gone already needs no stopping.
         let _ = self.allocator.stop_gracefully().await;
         let _ = tokio::time::timeout(STOP_MAX, self.allocator.wait_for_shutdown()).await;
@@ -97,10 +110,19 @@ impl CacheService {
         // A worker that is gone already needs no stopping.
         let _ = self.worker.stop().await;
     }
+
+    /// Returns once everything accepted before is answered and nothing moves any more.
+    async fn drain(&self) {
+        let (reply, settled) = oneshot::channel();
+        if self.allocator.tell(Request::Settle { reply }).send().await.is_ok() {
+            let _ = settled.await;
+        }
+    }
 }
 
 impl Drop for CacheService {
     fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::Release);
         self.allocator.kill();
         self.compactor.kill();
         self.radix.kill();

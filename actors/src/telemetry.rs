@@ -69,8 +69,6 @@ pub fn log(format: LogFormat) -> Result<(), TelemetryError> {
 /// [`TelemetryError::Metrics`] if the address cannot be listened on.
 pub fn serve_metrics(address: SocketAddr) -> Result<(), TelemetryError> {
     let failed = |reason: String| TelemetryError::Metrics { address, reason };
-    // The exporter binds later, in a task of its own, where an error would be lost: try the address first.
-    std::net::TcpListener::bind(address).map_err(|error| failed(error.to_string()))?;
     let builder = PrometheusBuilder::new().with_http_listener(address);
     builder.install().map_err(|error| failed(error.to_string()))?;
     describe();

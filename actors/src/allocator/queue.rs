@@ -37,7 +37,8 @@ impl Allocator {
         me: &ActorRef<Self>,
     ) -> Option<(Job, AllocError)> {
         let Some(deadline) = job.deadline else { return Some((job, error)) };
-        if deadline <= Instant::now() {
+        // Who is told of an asker that gave up looks at the queue: none may be put there afterwards.
+        if deadline <= Instant::now() || job.work.is_abandoned() {
             return Some((job, error));
         }
         let limit = self.policy.queue_max;
@@ -138,10 +139,10 @@ impl Allocator {
         let demand = waiting.demand;
         let blocked = match ahead.front() {
             Some(head) => self.would_delay(head, &demand),
+            // While pages move it could only be deferred, and would lose its place.
             None => {
-                self.moving.is_none()
-                    && self.arena.place(&demand).is_none()
-                    && self.plan(&demand).await.is_err()
+                self.arena.place(&demand).is_none()
+                    && (self.moving.is_some() || self.plan(&demand).await.is_err())
             }
         };
         if blocked {

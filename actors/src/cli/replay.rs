@@ -46,7 +46,7 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "N")]
     pub requests: Option<usize>,
     /// `max`, or how many times as fast as recorded.
-    #[arg(long, value_name = "X|max", default_value = "max", value_parser = pace)]
+    #[arg(long, value_name = "X|max", default_value = "max", value_parser = pace, allow_negative_numbers = true)]
     pub speed: Pace,
     /// The most requests that run at once.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]

@@ -133,6 +133,10 @@ impl Runner {
             task.abort();
         }
         drop((self.sequences, self.reservations, self.steps, self.gates));
+        if self.delays == Delays::Possible {
+            // Stopping waits for copies under way. A service that is gone has none.
+            let _ = self.handle.fault(Fault::ReleaseCopies).await;
+        }
         self.service.stop().await;
     }
 

@@ -1,0 +1,223 @@
+//! The future of any call may be dropped at any point: nothing leaks, nothing stays locked.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so")]
+
+mod rig;
+
+use kvtide::config::Config;
+use kvtide::device::Fault;
+use kvtide::handle::{OpenOptions, Reservation, Sequence};
+use kvtide::message::Publishing;
+use kvtide_core::chain::Grow;
+use rig::{LONG, Rig, config, full, on_both, poll_then_drop, state, times, tokens, with};
+
+/// A call to be given up.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Call {
+    Open,
+    Extend,
+    Append,
+    Checkpoint,
+    Finish,
+    Reserve,
+    BeginStep,
+    CloseMoves,
+    Compact,
+}
+
+const CALLS: [Call; 9] = [
+    Call::Open,
+    Call::Extend,
+    Call::Append,
+    Call::Checkpoint,
+    Call::Finish,
+    Call::Reserve,
+    Call::BeginStep,
+    Call::CloseMoves,
+    Call::Compact,
+];
+
+/// What becomes of copies while the call is under way.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Copies {
+    Prompt,
+    /// They hang until the call was given up.
+    Parked,
+    Fail,
+}
+
+/// Full pages of two tokens below, states of three pages each above: 21 pages, or seven states, or any mix.
+fn cramped() -> Config {
+    config(768, 2, vec![full(Grow::Up, 32), state(Grow::Down, 96)])
+}
+
+struct Cramped {
+    rig: Rig,
+    /// Its prompt is computed to a page boundary that has no state yet.
+    sequence: Sequence,
+    held: Vec<Reservation>,
+}
+
+impl Cramped {
+    /// Two full pages are free, and a hole among the states: for more full pages than that, a state has to move.
+    async fn start(config: Config) -> Self {
+        let rig = Rig::start(config).await;
+        let mut held = Vec::new();
+        for _ in 0..2 {
+            held.push(rig.reserve(&[("state", 1)], None).await.unwrap());
+        }
+        rig.insert(tokens(0, 4)).await;
+        let mut sequence = rig.open(tokens(0, 8)).await.unwrap();
+        sequence.extend(None, None).await.unwrap();
+        held.push(rig.reserve(&[("full", 3)], None).await.unwrap());
+        held.remove(0).release_all().await.unwrap();
+        rig.handle.settle().await.unwrap();
+        Cramped { rig, sequence, held }
+    }
+
+    /// Polls a call so often, then drops it; whether it was done by then.
+    async fn give_up(&mut self, call: Call, polls: u32) -> bool {
+        let (handle, sequence) = (self.rig.handle.clone(), &mut self.sequence);
+        match call {
+            Call::Open => {
+                let options = OpenOptions { wait: LONG, ..OpenOptions::default() };
+                poll_then_drop(handle.open(tokens(0, 6), options), polls).await.is_some()
+            }
+            Call::Extend => {
+                let mut other = self.rig.open(tokens(0, 12)).await.unwrap();
+                poll_then_drop(other.extend(None, LONG), polls).await.is_some()
+            }
+            Call::Append => {
+                poll_then_drop(sequence.append(tokens(90, 9), LONG), polls).await.is_some()
+            }
+            Call::Checkpoint => {
+                let checkpoint = sequence.checkpoint(Publishing::PagesAndState, LONG);
+                poll_then_drop(checkpoint, polls).await.is_some()
+            }
+            Call::Finish => {
+                let other = self.rig.open(tokens(0, 9)).await.unwrap();
+                poll_then_drop(other.finish(Publishing::PagesAndState), polls).await.is_some()
+            }
+            Call::Reserve => {
+                poll_then_drop(self.rig.reserve(&[("full", 4)], LONG), polls).await.is_some()
+            }
+            Call::BeginStep => {
+                poll_then_drop(handle.begin_step(&[sequence]), polls).await.is_some()
+            }
+            Call::CloseMoves => {
+                let pools: Vec<_> = handle.chain().pool_ids().collect();
+                poll_then_drop(handle.close_moves("transfer", &pools), polls).await.is_some()
+            }
+            Call::Compact => {
+                let budget = kvtide_core::unit::Bytes(u64::MAX);
+                poll_then_drop(handle.compact(budget), polls).await.is_some()
+            }
+        }
+    }
+}
+
+/// Gives a call up after each number of polls until it is done before that.
+async fn give_up_everywhere(config: Config, call: Call, copies: Copies) {
+    let most = 12;
+    for polls in 0..=most {
+        let mut cramped = Cramped::start(config.clone()).await;
+        match copies {
+            Copies::Prompt => {}
+            Copies::Parked => cramped.rig.fault(Fault::DelayCopies { times: times(99) }).await,
+            Copies::Fail => {
+                let fault = Fault::FailCopies { times: times(1), after_batches: 0 };
+                cramped.rig.fault(fault).await;
+            }
+        }
+        let done = match copies {
+            // Opening a sequence beforehand would hang.
+            Copies::Parked if matches!(call, Call::Extend | Call::Finish) => return,
+            // So would it fail.
+            Copies::Fail if matches!(call, Call::Extend | Call::Finish) => return,
+            _ => cramped.give_up(call, polls).await,
+        };
+        if copies == Copies::Parked {
+            cramped.rig.handle.verify().await.unwrap_or_else(|e| panic!("{call:?} {polls}: {e}"));
+            cramped.rig.fault(Fault::ReleaseCopies).await;
+        }
+        let Cramped { rig, sequence, held } = cramped;
+        rig.handle.settle().await.unwrap();
+        rig.handle.verify().await.unwrap_or_else(|e| panic!("{call:?} {copies:?} {polls}: {e}"));
+        drop((sequence, held));
+        rig.rests().await;
+        if done && polls > 0 {
+            return;
+        }
+    }
+    assert_eq!(copies, Copies::Parked, "{call:?} took more than {most} polls");
+}
+
+#[test]
+fn a_call_given_up_after_any_number_of_polls_leaks_nothing() {
+    for call in CALLS {
+        on_both(|| give_up_everywhere(cramped(), call, Copies::Prompt));
+    }
+}
+
+#[test]
+fn a_call_given_up_while_mailboxes_are_full_leaks_nothing() {
+    for call in CALLS {
+        let mut config = cramped();
+        config.sections.service.mailbox = 1;
+        config.sections.device.queue_depth = 1;
+        on_both(|| give_up_everywhere(config.clone(), call, Copies::Prompt));
+    }
+}
+
+#[test]
+fn a_call_given_up_while_its_copies_hang_leaks_nothing() {
+    for call in CALLS {
+        on_both(|| give_up_everywhere(cramped(), call, Copies::Parked));
+    }
+}
+
+#[test]
+fn a_call_given_up_while_its_copies_fail_leaks_nothing() {
+    for call in CALLS {
+        on_both(|| give_up_everywhere(cramped(), call, Copies::Fail));
+    }
+}
+
+#[test]
+fn a_call_given_up_under_eager_compaction_leaks_nothing() {
+    for call in CALLS {
+        for copies in [Copies::Prompt, Copies::Parked, Copies::Fail] {
+            let config = with(cramped(), "compaction", "eager");
+            on_both(|| give_up_everywhere(config.clone(), call, copies));
+        }
+    }
+}
+
+#[test]
+fn a_hold_given_up_while_another_call_moves_pages_leaks_nothing() {
+    for call in [Call::BeginStep, Call::CloseMoves, Call::Compact, Call::Extend] {
+        on_both(|| async {
+            for polls in 0..4 {
+                let mut cramped = Cramped::start(cramped()).await;
+                let mut other = cramped.rig.open(tokens(0, 12)).await.unwrap();
+                cramped.rig.fault(Fault::DelayCopies { times: times(1) }).await;
+                let before = cramped.rig.stats().await.totals.prepares;
+                let moving = cramped.rig.reserve_in_background(&[("full", 4)], None);
+                cramped.rig.until(|stats| stats.totals.prepares > before).await;
+                let done = match call {
+                    Call::Extend => poll_then_drop(other.extend(None, LONG), polls).await.is_some(),
+                    call => cramped.give_up(call, polls).await,
+                };
+                assert!(!done, "{call:?} went ahead of the copies");
+                cramped.rig.handle.verify().await.unwrap();
+                cramped.rig.fault(Fault::ReleaseCopies).await;
+                let granted = moving.await.unwrap().unwrap();
+                let Cramped { rig, sequence, held } = cramped;
+                rig.handle.settle().await.unwrap();
+                rig.handle.verify().await.unwrap();
+                drop((sequence, held, granted, other));
+                rig.rests().await;
+            }
+        });
+    }
+}
