@@ -111,7 +111,9 @@ fn every_allocation_is_granted_exactly_where_a_search_finds_a_placement() {
         }
     }
     let Sums { ops, judged, refused, evicted } = sums;
-    println!("{seeds} seeds, {ops} operations, {judged} allocations: {refused} refused, {evicted} evicting");
+    println!(
+        "{seeds} seeds, {ops} operations, {judged} allocations: {refused} refused, {evicted} evicting"
+    );
     // Else the cases are too tame to show anything.
     assert!(refused * 20 > judged && evicted * 20 > judged, "{refused} and {evicted} of {judged}");
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvtide_core::chain::Chain;
-use kvtide_core::demand::{AnyDemand, Demand};
+use kvtide_core::demand::{AnyDemand, Demand, WindowDemand};
 use kvtide_core::tree::Namespace;
 use kvtide_core::unit::{Bytes, PageId, Pages, PerPool, PoolId, Token, Tokens, VirtId};
 use tokio::sync::{mpsc, oneshot};
@@ -143,6 +143,7 @@ pub(crate) enum Request {
     Extend {
         id: SequenceId,
         count: Option<Tokens>,
+        windows: WindowDemand,
         deadline: Option<Instant>,
         reply: Reply<Receipt>,
     },

@@ -36,22 +36,55 @@ pub struct Case {
 /// One operation. Numbers are taken modulo what there is to choose from; with nothing to choose, nothing is done.
 #[derive(Clone, Debug)]
 pub enum Op {
-    Open { prompt: Prompt },
-    Extend { which: u32, tokens: u32 },
-    Append { which: u32, tokens: u32 },
-    Checkpoint { which: u32, how: u32 },
-    Finish { which: u32, how: u32 },
-    Drop { which: u32 },
-    Reserve { pages: [u32; 4] },
-    Release { which: u32, pools: Option<u32> },
-    BeginStep { mask: u32 },
-    EndStep { which: u32 },
-    CloseMoves { mask: u32 },
-    OpenMoves { which: u32 },
+    Open {
+        prompt: Prompt,
+    },
+    Extend {
+        which: u32,
+        tokens: u32,
+    },
+    Append {
+        which: u32,
+        tokens: u32,
+    },
+    Checkpoint {
+        which: u32,
+        how: u32,
+    },
+    Finish {
+        which: u32,
+        how: u32,
+    },
+    Drop {
+        which: u32,
+    },
+    Reserve {
+        pages: [u32; 4],
+    },
+    Release {
+        which: u32,
+        pools: Option<u32>,
+    },
+    BeginStep {
+        mask: u32,
+    },
+    EndStep {
+        which: u32,
+    },
+    CloseMoves {
+        mask: u32,
+    },
+    OpenMoves {
+        which: u32,
+    },
     Flush,
-    Compact { bytes: u64 },
+    Compact {
+        bytes: u64,
+    },
     /// Open, compute all, publish, close.
-    Insert { prompt: Prompt },
+    Insert {
+        prompt: Prompt,
+    },
 }
 
 /// The first `pages` pages and `rest` tokens more of one of a few families of texts.

@@ -114,8 +114,7 @@ impl Judge<'_> {
 
     fn refused(&self, oracle: &mut Oracle, error: &AllocError) -> Result<(), String> {
         self.unchanged()?;
-        let all: Counts =
-            self.each(|pool| u64::from(self.before.stats.pools[pool].evictable.0));
+        let all: Counts = self.each(|pool| u64::from(self.before.stats.pools[pool].evictable.0));
         match error {
             AllocError::Impossible { .. } => {
                 if oracle.fits(self.before.demand, [0; 4], [None; 4]) {
