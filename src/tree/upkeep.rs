@@ -20,7 +20,7 @@ pub(super) struct Entry {
 /// Which boundaries a need counts, and for which window pool.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub(super) enum NeedLane {
-    /// Path ends and branch points.
+    /// Path ends, where prompts equal to a cached one are matched, and branch points.
     Soft(u8),
     /// Path ends alone.
     Hard(u8),
@@ -357,7 +357,7 @@ fn window_place(shape: &Shape, vitals: &Vitals, window: usize) -> Option<Place> 
         return None;
     }
     if first < kept.hard {
-        return Some(place(VictimClass::BranchPoint, rank, first));
+        return Some(place(VictimClass::KeptBoundary, rank, first));
     }
     goes_alone(vitals).then(|| place(VictimClass::Policy, rank, first))
 }
@@ -370,7 +370,7 @@ fn state_place(shape: &Shape, vitals: &Vitals) -> Option<Place> {
     let class = if vitals.last_serviceable != vitals.len {
         VictimClass::Unneeded
     } else if vitals.serviceable_children > 0 {
-        if vitals.children >= 2 { VictimClass::BranchPoint } else { VictimClass::Unneeded }
+        if vitals.children >= 2 { VictimClass::KeptBoundary } else { VictimClass::Unneeded }
     } else if goes_alone(vitals) {
         VictimClass::Policy
     } else {
@@ -389,7 +389,7 @@ fn goes_alone(vitals: &Vitals) -> bool {
 /// what costs goes from the deepest end.
 fn place(class: VictimClass, rank: Rank, position: u32) -> Place {
     let order = match class {
-        VictimClass::Unneeded | VictimClass::BranchPoint => position,
+        VictimClass::Unneeded | VictimClass::KeptBoundary => position,
         VictimClass::Policy => u32::MAX - position,
     };
     Place { class, rank, order }

@@ -165,7 +165,7 @@ impl<'a> Walk<'a> {
     fn take_alone(&mut self, pick: Pick, lane: Lane) -> bool {
         let position = match pick.class {
             VictimClass::Policy => u32::MAX - pick.entry.order,
-            VictimClass::Unneeded | VictimClass::BranchPoint => pick.entry.order,
+            VictimClass::Unneeded | VictimClass::KeptBoundary => pick.entry.order,
         };
         let taken = self.take(pick.class, pick.entry.node, lane, position);
         if taken {
