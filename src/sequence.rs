@@ -23,6 +23,8 @@ pub struct Sequence {
     computed: Tokens,
     /// `None` only while the tree works on it.
     lock: Option<Lock>,
+    /// What was computed when the lock's windows were last looked at.
+    lock_shed: Tokens,
     shared: Vec<VirtId>,
     own: Vec<OwnPage>,
     /// By window ordinal: the first position whose window page was not given up yet.
@@ -93,12 +95,14 @@ impl Sequence {
         running: Vec<VirtId>,
     ) -> Self {
         let length = Tokens(prompt.len() as u32);
+        let computed = matched.pages.tokens(chain.page_tokens());
         Sequence {
             namespace,
             tokens: prompt,
             prompt: length,
-            computed: matched.pages.tokens(chain.page_tokens()),
+            computed,
             lock: Some(lock),
+            lock_shed: computed,
             shared: matched.virts,
             own: Vec::new(),
             shed: vec![Pages(0); chain.windows().len()],
@@ -223,15 +227,18 @@ impl Sequence {
         next < self.shared.len() + self.own.len()
     }
 
-    /// Whether the trailing window still touched shared pages one page ago: then the tree's window locks can be shed.
-    #[must_use]
-    pub fn sheds_lock(&self, chain: &Chain) -> bool {
-        let page = chain.page_tokens();
-        let boundary = self.boundary().tokens(page).0;
+    /// Whether some trailing window has left shared pages behind since this was last asked: then the tree's window
+    /// locks can be shed.
+    pub fn sheds_lock(&mut self, chain: &Chain) -> bool {
+        let before = std::mem::replace(&mut self.lock_shed, self.computed);
+        let (page, boundary) = (chain.page_tokens(), self.boundary());
         chain.windows().iter().any(|&pool| match chain.pool(pool).kind {
             PoolKind::Window { window } => {
-                let behind = self.computed.0.saturating_sub(window.0);
-                behind >= page.0 && behind < boundary.saturating_add(page.0)
+                let behind = |computed: Tokens| {
+                    let behind = Tokens(computed.0.saturating_sub(window.0));
+                    behind.pages_down(page).min(boundary)
+                };
+                behind(before) < behind(self.computed)
             }
             PoolKind::Full | PoolKind::State => false,
         })
@@ -297,6 +304,7 @@ impl Sequence {
             });
         }
         self.lock = Some(lock);
+        self.lock_shed = Tokens(0);
     }
 
     /// Whether it ends at a page boundary: only there is its running state one that a match could use.

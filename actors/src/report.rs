@@ -65,6 +65,8 @@ pub struct PoolStats {
     pub capacity: Pages,
     /// Pages by state.
     pub counts: Counts,
+    /// What the pool alone could take now, moving and evicting nothing.
+    pub free: Pages,
     /// In the tree, locked or not.
     pub cached: Pages,
     /// In the tree and in use.

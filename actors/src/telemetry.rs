@@ -110,6 +110,7 @@ struct PoolMetrics {
     holes: Gauge,
     pending: Gauge,
     reserved: Gauge,
+    free: Gauge,
     capacity: Gauge,
     cached: Gauge,
     locked: Gauge,
@@ -210,6 +211,7 @@ impl PoolMetrics {
             holes: bytes("hole"),
             pending: bytes("pending"),
             reserved: bytes("reserved"),
+            free: gauge!("kvtide_pool_free_bytes", "pool" => name()),
             capacity: gauge!("kvtide_pool_capacity_bytes", "pool" => name()),
             cached: tokens("cached"),
             locked: tokens("locked"),
@@ -228,6 +230,7 @@ impl PoolMetrics {
         self.holes.set(bytes(pool.counts.holes));
         self.pending.set(bytes(pool.counts.pending));
         self.reserved.set(bytes(pool.counts.reserved));
+        self.free.set(bytes(pool.free));
         self.capacity.set(bytes(pool.capacity));
         self.cached.set(tokens(pool.cached));
         self.locked.set(tokens(pool.locked));
@@ -244,6 +247,11 @@ fn describe() {
         "kvtide_pool_bytes",
         Unit::Bytes,
         "Bytes of a pool's pages by state: live, hole, pending, reserved"
+    );
+    describe_gauge!(
+        "kvtide_pool_free_bytes",
+        Unit::Bytes,
+        "Bytes that a pool alone could be given now, moving and evicting nothing"
     );
     describe_gauge!(
         "kvtide_pool_capacity_bytes",

@@ -134,6 +134,10 @@ impl Rig {
         self.handle.cached(Default::default(), tokens).await.unwrap().tokens.0
     }
 
+    pub async fn matched_full(&self, tokens: Vec<Token>) -> u32 {
+        self.handle.cached(Default::default(), tokens).await.unwrap().full_tokens.0
+    }
+
     pub async fn fault(&self, fault: Fault) {
         self.handle.fault(fault).await.unwrap();
     }

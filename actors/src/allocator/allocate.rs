@@ -180,7 +180,13 @@ impl Allocator {
                 Err(attached.err().map_or(failure.error, AllocError::from))
             }
         };
-        self.note_progress();
+        match (&purpose, &result) {
+            // Packed again at once it would fail for ever, should the device always fail.
+            (Purpose::Pack, Err(_)) if self.progress == Progress::None => {
+                self.progress = Progress::Ended;
+            }
+            _ => self.note_progress(),
+        }
         match (purpose, result) {
             (Purpose::Job(mut job), Ok(grant)) => {
                 self.totals.granted += 1;

@@ -106,6 +106,7 @@ impl Allocator {
             page_bytes: self.chain.pool(pool).page_bytes,
             capacity: self.chain.pages_max(pool),
             counts: self.arena.counts(pool),
+            free: self.free_pages(pool),
             cached: counted.cached[pool],
             locked: counted.locked[pool],
             evictable: counted.evictable(pool),
@@ -224,26 +225,27 @@ impl Allocator {
         bound: Refusal,
     ) -> Result<AllocError, AllocError> {
         let counted = self.radix.ask(radix::Count).await.map_err(gone)?.0;
-        let now = self.arena.geometry(Question::Now);
-        let free = |pool: PoolId| {
-            let fits = |pages: u32| {
-                Demand::default().with(pool, Pages(pages)).is_ok_and(|d| now.fits(&d).is_ok())
-            };
-            // The largest demand of this pool alone that fits as things lie; fitting is monotone.
-            let (mut low, mut high) = (0, self.chain.pages_max(pool).0);
-            while low < high {
-                let middle = high - (high - low) / 2;
-                if fits(middle) { low = middle } else { high = middle - 1 }
-            }
-            Pages(low)
-        };
         Ok(AllocError::Exhausted {
             demand: self.amounts(|pool| demand.0[pool]),
-            free: self.amounts(free),
+            free: self.amounts(|pool| self.free_pages(pool)),
             evictable: self.amounts(|pool| counted.evictable(pool)),
             locked: self.amounts(|pool| counted.locked[pool]),
             bound,
         })
+    }
+
+    /// The largest demand of one pool alone that fits as things lie. O(pools × log pages): fitting is monotone.
+    fn free_pages(&self, pool: PoolId) -> Pages {
+        let now = self.arena.geometry(Question::Now);
+        let fits = |pages: u32| {
+            Demand::default().with(pool, Pages(pages)).is_ok_and(|d| now.fits(&d).is_ok())
+        };
+        let (mut low, mut high) = (0, self.chain.pages_max(pool).0);
+        while low < high {
+            let middle = high - (high - low) / 2;
+            if fits(middle) { low = middle } else { high = middle - 1 }
+        }
+        Pages(low)
     }
 
     /// Pages per pool as amounts by name.

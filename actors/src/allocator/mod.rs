@@ -154,6 +154,8 @@ struct Gate {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Progress {
     None,
+    /// What stood in the way has ended, and freed nothing.
+    Ended,
     Memory,
 }
 

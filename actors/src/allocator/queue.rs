@@ -86,9 +86,10 @@ impl Allocator {
                 if let Some(job) = self.deferred.pop_front() {
                     self.run(job, me).await;
                 }
-            } else if self.progress == Progress::Memory {
-                self.progress = Progress::None;
-                self.packing_due = Progress::Memory;
+            } else if self.progress != Progress::None {
+                if std::mem::replace(&mut self.progress, Progress::None) == Progress::Memory {
+                    self.packing_due = Progress::Memory;
+                }
                 self.wake(me).await;
             } else if !self.pack(me).await {
                 break;

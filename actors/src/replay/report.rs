@@ -40,9 +40,9 @@ pub struct Report {
 /// Counts of one replay: the same for the same inputs, whatever the machine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Counts {
-    /// Requests admitted.
+    /// Requests taken in: the sum of the next three.
     pub requests: u64,
-    /// Of them, served to their end.
+    /// Served to their end.
     pub finished: u64,
     /// Refused: they can never fit.
     pub rejected: u64,
@@ -158,7 +158,7 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "requests          {} admitted, {} finished, {} rejected, {} cut short",
+            "requests          {}: {} finished, {} rejected, {} cut short",
             counts.requests, counts.finished, counts.rejected, counts.cut_short
         )?;
         writeln!(f, "tokens            {} in, {} out", counts.tokens_in, counts.tokens_out)?;

@@ -260,14 +260,19 @@ impl<'a> Scheduler<'a> {
                     break;
                 }
                 Err(AllocError::Impossible { .. }) => {
-                    self.tally.rejected += 1;
-                    self.depart(request);
+                    self.reject(Pending { request, generated, attempt });
                     progress = Progress::Made;
                 }
                 Err(error) => return Err(error),
             }
         }
         Ok(progress)
+    }
+
+    /// Turns a request away for good.
+    fn reject(&mut self, pending: Pending<'a>) {
+        self.tally.rejected(u64::from(pending.attempt == Attempt::First));
+        self.depart(pending.request);
     }
 
     /// Whether a request could run to its end beside those that run already, sharing nothing.
@@ -424,8 +429,7 @@ impl<'a> Scheduler<'a> {
         let Some(running) = self.running.pop() else {
             // Nothing runs and the first pending request still found no room: nobody will ever make some.
             if let Some(pending) = self.pending.pop_front() {
-                self.tally.rejected += 1;
-                self.depart(pending.request);
+                self.reject(pending);
             }
             return Ok(());
         };

@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 /// Counts of one replay; latencies in nanoseconds.
 #[derive(Debug)]
 pub struct Tally {
-    /// Requests admitted, each once.
+    /// Requests admitted or turned away, each once.
     pub requests: u64,
     /// Prompt tokens of admitted requests.
     pub tokens_in: u64,
@@ -78,6 +78,12 @@ impl Tally {
         self.requests += 1;
         self.tokens_in += tokens;
         self.hit_tokens += hits;
+    }
+
+    /// A request was turned away; `new` is 1 if it was not counted before.
+    pub(super) fn rejected(&mut self, new: u64) {
+        self.requests += new;
+        self.rejected += 1;
     }
 
     pub(super) fn allocation(&mut self, took: Duration) {
