@@ -8,11 +8,11 @@
 
 mod exact;
 
-use exact::case::{Case, Op, Rng};
+use exact::case::{Case, Op, Rng, Taste};
 use exact::run::{End, Run, Watch};
 
 /// Seeds run unless `KVTIDE_SEEDS` says otherwise.
-const SEEDS: u64 = 2000;
+const SEEDS: u64 = 2500;
 
 /// What a seed's run came to.
 #[derive(Default)]
@@ -28,7 +28,8 @@ fn plan(seed: u64) -> (Case, Vec<Op>) {
     let mut rng = Rng(seed);
     let case = Case::random(&mut rng);
     let count = rng.range(60, 150);
-    let ops = (0..count).map(|_| Op::random(&mut rng)).collect();
+    let taste = rng.pick(&[Taste::Held, Taste::Cached]);
+    let ops = (0..count).map(|_| Op::random(&mut rng, taste)).collect();
     (case, ops)
 }
 

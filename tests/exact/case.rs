@@ -204,12 +204,22 @@ fn random_pools(rng: &mut Rng, page_tokens: u32) -> Vec<Pool> {
     pools
 }
 
+/// What a case's operations are like.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Taste {
+    /// Much is held: sequences, reservations, leases, gates.
+    Held,
+    /// Much is cached, little held: nearly every allocation evicts.
+    Cached,
+}
+
 impl Op {
-    pub fn random(rng: &mut Rng) -> Self {
+    pub fn random(rng: &mut Rng, taste: Taste) -> Self {
         let which = rng.small(64);
         let tokens = rng.small(200);
         let how = rng.small(6);
-        match rng.below(100) {
+        let hasty = taste == Taste::Cached;
+        match rng.below(if hasty { 170 } else { 100 }) {
             0..14 => Op::Open { prompt: Prompt::random(rng) },
             14..30 => Op::Extend { which, tokens },
             30..38 => Op::Append { which, tokens },
@@ -224,7 +234,11 @@ impl Op {
             85..88 => Op::OpenMoves { which },
             88 => Op::Flush,
             89 => Op::Compact { bytes: rng.below(600) },
-            _ => Op::Insert { prompt: Prompt::random(rng) },
+            90..130 => Op::Insert { prompt: Prompt::random(rng) },
+            130..140 => Op::Finish { which, how },
+            140..150 => Op::EndStep { which },
+            150..155 => Op::OpenMoves { which },
+            _ => Op::Release { which, pools: None },
         }
     }
 }
