@@ -61,9 +61,9 @@ impl Judge<'_> {
         if !no_demand {
             self.as_explained(receipt)?;
         }
-        for pool in 0..self.case.pools.len() {
+        for (pool, &gone) in evicted.iter().enumerate().take(self.case.pools.len()) {
             let (was, now) = (&before.stats.pools[pool], &self.after.pools[pool]);
-            let gone = evicted[pool] as u32;
+            let gone = gone as u32;
             if gone > was.evictable.0 {
                 return Err(format!("{gone} of pool {pool} went, {} evictable", was.evictable.0));
             }

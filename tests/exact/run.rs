@@ -102,7 +102,9 @@ impl<'a> Run<'a> {
                 None => Ok(0),
             },
             Op::Drop { which } => {
-                self.place(which).map(|place| drop(self.open.remove(place)));
+                if let Some(place) = self.place(which) {
+                    drop(self.open.remove(place));
+                }
                 Ok(1)
             }
             Op::Reserve { pages } => self.reserve(pages).await,
@@ -389,7 +391,9 @@ impl<'a> Run<'a> {
     /// Gives everything back: nothing may be left.
     pub async fn tear_down(mut self) -> Result<(), String> {
         self.steps.drain(..).for_each(|step| drop(step.lease));
-        (self.open.clear(), self.reserved.clear(), self.gates.clear());
+        self.open.clear();
+        self.reserved.clear();
+        self.gates.clear();
         self.cache.settle().await.map_err(text)?;
         self.verify().await?;
         let stats = self.cache.stats().await.map_err(text)?;
