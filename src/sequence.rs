@@ -27,6 +27,8 @@ pub struct Sequence {
     lock_shed: Tokens,
     shared: Vec<VirtId>,
     own: Vec<OwnPage>,
+    /// By window ordinal: the first position whose window page was not given up yet.
+    shed: Vec<Pages>,
     running: Vec<VirtId>,
 }
 
@@ -103,6 +105,7 @@ impl Sequence {
             lock_shed: computed,
             shared: matched.virts,
             own: Vec::new(),
+            shed: vec![Pages(0); chain.windows().len()],
             running,
         }
     }
@@ -264,15 +267,16 @@ impl Sequence {
             let PoolKind::Window { window } = chain.pool(pool).kind else { continue };
             let behind = Tokens(self.computed.0.saturating_sub(window.0));
             let behind = behind.pages_down(chain.page_tokens()).index();
-            let own_behind = behind.saturating_sub(self.shared.len()).min(self.own.len());
-            // Sheds are frequent and own pages behind the window are bare already: stop at the first bare one.
-            for page in self.own[..own_behind].iter_mut().rev() {
-                if !page.windows.contains(ordinal) {
-                    break;
+            let behind = behind.min(self.shared.len() + self.own.len());
+            let from = self.shed[ordinal].index().max(self.shared.len());
+            for position in from..behind {
+                let page = &mut self.own[position - self.shared.len()];
+                if page.windows.contains(ordinal) {
+                    page.windows.remove(ordinal);
+                    freed.push((pool, page.virt));
                 }
-                page.windows.remove(ordinal);
-                freed.push((pool, page.virt));
             }
+            self.shed[ordinal] = Pages(self.shed[ordinal].0.max(behind as u32));
         }
         freed
     }

@@ -16,6 +16,10 @@ use kvtide_core::unit::{Bytes, Pages, PoolId, VirtId};
 
 const OPS: u32 = 250;
 
+/// Seeds beyond the usual ones that reach what these do not: 35,687 gives a prepare up when one pool's move must stay
+/// and another one's, past which it has jumped, could go back.
+const RARE: [u64; 1] = [35_687];
+
 #[test]
 fn every_id_reads_what_was_written_through_it_whatever_moves() {
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
@@ -25,7 +29,7 @@ fn every_id_reads_what_was_written_through_it_whatever_moves() {
     };
     let mut did = Did::default();
     let count = seeds.end - seeds.start;
-    for seed in seeds {
+    for seed in seeds.chain(RARE) {
         let mut world = World::new(seed);
         for _ in 0..OPS {
             world.step(&mut did);

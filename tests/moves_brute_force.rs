@@ -9,7 +9,7 @@
 mod small;
 
 use kvtide_core::arena::{Arena, ContentTag, CopiedBatches, CopyBatch, Move, PreparePlan, Victims};
-use kvtide_core::chain::Chain;
+use kvtide_core::chain::{Chain, Grow};
 use kvtide_core::demand::Demand;
 use kvtide_core::unit::{Bytes, PageId, Pages, PoolId, VirtId};
 use small::{chains, demand_of, live_masks, mix, reachable};
@@ -37,7 +37,7 @@ struct Tally {
 #[test]
 fn plans_of_chains_with_at_most_one_float_move_the_fewest_bytes() {
     let (totals, most, share) = match is_full() {
-        true => (3..=12, 4_000, 600),
+        true => (3..=12, 400, 40),
         false => (3..=9, 120, 24),
     };
     let mut tally = Tally::default();
@@ -54,7 +54,7 @@ fn plans_of_chains_with_at_most_one_float_move_the_fewest_bytes() {
 #[test]
 fn plans_of_chains_with_two_floats_move_the_fewest_bytes() {
     let (totals, sizes, most, share) = match is_full() {
-        true => (6..=11, &[1, 2, 3, 5][..], 1_500, 150),
+        true => (6..=11, &[1, 2, 3, 5][..], 100, 20),
         false => (6..=9, &[1, 2, 3][..], 50, 16),
     };
     let mut tally = Tally::default();
@@ -80,6 +80,29 @@ fn compaction_stays_in_its_budget_and_is_never_undone() {
     }
     println!("{plans} compaction plans");
     assert!(plans > 1_000);
+}
+
+#[test]
+fn packing_leaves_the_shortest_spans_with_the_fewest_moves() {
+    let (mut packed, mut pinned) = (0, 0);
+    for total in 6..=12 {
+        for pools in 1..=2 {
+            for chain in chains(pools, &[1, 2, 3], total) {
+                for (number, mut arena) in (0..).zip(reachable(&chain, 200)) {
+                    let live: Vec<_> = arena.live_pages().collect();
+                    let held = live.iter().enumerate().filter(|(index, _)| {
+                        mix(number * 64 + *index as u64).is_multiple_of(5) && number % 3 > 0
+                    });
+                    let held: Vec<_> = held.map(|(_, live)| (live.0, live.1)).collect();
+                    arena.begin_lease(&held).unwrap();
+                    pinned += u64::from(!held.is_empty());
+                    packed += u64::from(check_packing(arena, &held));
+                }
+            }
+        }
+    }
+    println!("{packed} packings, {pinned} arenas with pins");
+    assert!(packed > 1_000 && pinned > 1_000);
 }
 
 fn is_full() -> bool {
@@ -364,4 +387,47 @@ fn check_compaction(mut arena: Arena, budget: u64) -> u64 {
         }
     }
     plans
+}
+
+/// Packs, and compares every pool with the best of all shorter spans inside its old one. Says whether anything moved.
+fn check_packing(mut arena: Arena, held: &[(PoolId, VirtId)]) -> bool {
+    let plan = arena.plan_packing();
+    let mut wanted = Vec::new();
+    for pool in arena.chain().pool_ids() {
+        let pages: Vec<_> =
+            arena.live_pages().filter(|live| live.0 == pool).map(|live| live.2).collect();
+        let pins: Vec<_> = held
+            .iter()
+            .filter(|held| held.0 == pool)
+            .map(|&(pool, virt)| arena.locate(pool, virt).unwrap())
+            .collect();
+        let Some((PageId(low), PageId(high))) = arena.span(pool) else { continue };
+        let spans = (low..=high).flat_map(|start| (start..=high).map(move |end| start..=end));
+        let best = spans
+            .filter(|span| match arena.chain().pool(pool).grow {
+                Grow::Up => *span.start() == low,
+                Grow::Float => true,
+                Grow::Down => *span.end() == high,
+            })
+            .filter(|span| span.clone().count() >= pages.len())
+            .filter(|span| pins.iter().all(|pin| span.contains(&pin.0)))
+            .map(|span| {
+                let moves = pages.iter().filter(|page| !span.contains(&page.0)).count();
+                (span.count(), moves)
+            })
+            .min();
+        wanted.push((pool, best.expect("the old span is one of them")));
+    }
+    for &(pool, (_, moves)) in &wanted {
+        let planned = plan.as_ref().map_or(Pages(0), |plan| plan.moved_pages_of(pool));
+        assert_eq!(planned.index(), moves, "{:?} {held:?}", arena.chain());
+    }
+    let Some(plan) = plan else { return false };
+    let prepare = arena.begin(plan);
+    arena.commit(prepare);
+    for (pool, (length, _)) in wanted {
+        let (PageId(low), PageId(high)) = arena.span(pool).expect("it has pages");
+        assert_eq!((high - low + 1) as usize, length, "{:?} {held:?}", arena.chain());
+    }
+    true
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvtide_core::chain::Chain;
-use kvtide_core::demand::{AnyDemand, Demand};
+use kvtide_core::demand::{AnyDemand, Demand, WindowDemand};
 use kvtide_core::tree::Namespace;
 use kvtide_core::unit::{Bytes, PoolId, Token, Tokens};
 use tokio::sync::oneshot;
@@ -278,8 +278,30 @@ impl Sequence {
         count: Option<Tokens>,
         wait: Option<Duration>,
     ) -> Result<Receipt, AllocError> {
+        self.extend_with(WindowDemand::Every, count, wait).await
+    }
+
+    /// As [`extend`](Self::extend), for prompt tokens computed elsewhere (a remote prefill): of the new pages only those
+    /// that the window still covers afterwards get window pages.
+    ///
+    /// # Errors
+    /// As [`extend`](Self::extend).
+    pub async fn extend_fetched(
+        &mut self,
+        count: Option<Tokens>,
+        wait: Option<Duration>,
+    ) -> Result<Receipt, AllocError> {
+        self.extend_with(WindowDemand::Tail, count, wait).await
+    }
+
+    async fn extend_with(
+        &mut self,
+        windows: WindowDemand,
+        count: Option<Tokens>,
+        wait: Option<Duration>,
+    ) -> Result<Receipt, AllocError> {
         let (id, deadline) = (self.id, deadline(wait));
-        self.shared.ask(|reply| Request::Extend { id, count, deadline, reply }).await
+        self.shared.ask(|reply| Request::Extend { id, count, windows, deadline, reply }).await
     }
 
     /// One decode step per token. What was appended before a failure stays.

@@ -2,6 +2,11 @@
 
 #![deny(unsafe_code)]
 
+/// The README's example, run as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;
+
 mod allocator;
 pub mod cli;
 mod compactor;

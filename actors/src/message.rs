@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvtide_core::chain::Chain;
-use kvtide_core::demand::{AnyDemand, Demand};
+use kvtide_core::demand::{AnyDemand, Demand, WindowDemand};
 use kvtide_core::tree::Namespace;
 use kvtide_core::unit::{Bytes, PageId, Pages, PerPool, PoolId, Token, Tokens, VirtId};
 use tokio::sync::{mpsc, oneshot};
@@ -143,6 +143,7 @@ pub(crate) enum Request {
     Extend {
         id: SequenceId,
         count: Option<Tokens>,
+        windows: WindowDemand,
         deadline: Option<Instant>,
         reply: Reply<Receipt>,
     },
@@ -220,6 +221,44 @@ pub(crate) enum Request {
     },
     /// A waiting allocation's deadline passed.
     Expire(super::allocator::JobId),
+}
+
+impl Request {
+    /// What is asked, for spans.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Request::Open { .. } => "open",
+            Request::Extend { .. } => "extend",
+            Request::Append { .. } => "append",
+            Request::Checkpoint { .. } => "checkpoint",
+            Request::Finish { .. } => "finish",
+            Request::Cached { .. } => "cached",
+            Request::Reserve { .. } => "reserve",
+            Request::Release { .. } => "release",
+            Request::Explain { .. } => "explain",
+            Request::BeginStep { .. } => "begin_step",
+            Request::CloseMoves { .. } => "close_moves",
+            Request::Compact { .. } => "compact",
+            Request::Flush { .. } => "flush",
+            Request::Stats { .. } => "stats",
+            Request::Verify { .. } => "verify",
+            Request::Settle { .. } => "settle",
+            Request::Fault { .. } => "fault",
+            Request::Collect { .. } => "collect",
+            Request::Expire(_) => "expire",
+        }
+    }
+
+    /// The one sequence that it is about.
+    pub(crate) fn sequence(&self) -> Option<SequenceId> {
+        match self {
+            Request::Open { id, .. }
+            | Request::Extend { id, .. }
+            | Request::Checkpoint { id, .. }
+            | Request::Finish { id, .. } => Some(*id),
+            _ => None,
+        }
+    }
 }
 
 /// What a reservation holds.

@@ -24,11 +24,14 @@ pub(crate) struct Radix {
 #[derive(Reply)]
 pub(crate) struct Answer<T: Send + 'static>(pub(crate) T);
 
-/// Match a prompt, touch what the match used, and lock it.
+/// Match a prompt and lock what matched. Nothing is marked as used before it is ([`Used`]).
 pub(crate) struct Open {
     pub(crate) namespace: Namespace,
     pub(crate) tokens: Vec<Token>,
 }
+
+/// What a match locked is used.
+pub(crate) struct Used(pub(crate) Lock);
 
 /// Match a prompt and touch nothing.
 pub(crate) struct Peek {
@@ -47,6 +50,12 @@ pub(crate) struct Unlock(pub(crate) Vec<Lock>);
 
 /// Lock the same place a second time, for a lease.
 pub(crate) struct LockAgain(pub(crate) Lock);
+
+/// Move a lease's hold to where its sequence's lock is now.
+pub(crate) struct LockOn {
+    pub(crate) held: Lock,
+    pub(crate) lock: Lock,
+}
 
 /// Whether a checkpoint at the end of `tokens`, on from the lock's boundary, is there already.
 pub(crate) struct HasState {
@@ -120,8 +129,17 @@ impl Message<Open> for Radix {
 
     async fn handle(&mut self, msg: Open, _: &mut Context<Self, Self::Reply>) -> Self::Reply {
         let Open { namespace, tokens } = msg;
-        let (lock, matched) = self.tree.open(&namespace, &tokens);
+        let (lock, matched) = self.tree.lock_match(&namespace, &tokens);
         Openings { tokens, lock, matched }
+    }
+}
+
+impl Message<Used> for Radix {
+    type Reply = Answer<Lock>;
+
+    async fn handle(&mut self, msg: Used, _: &mut Context<Self, Self::Reply>) -> Self::Reply {
+        self.tree.mark_used(&msg.0);
+        Answer(msg.0)
     }
 }
 
@@ -159,6 +177,15 @@ impl Message<LockAgain> for Radix {
     async fn handle(&mut self, msg: LockAgain, _: &mut Context<Self, Self::Reply>) -> Self::Reply {
         let second = self.tree.lock_again(&msg.0);
         Answer((msg.0, second))
+    }
+}
+
+impl Message<LockOn> for Radix {
+    type Reply = Answer<(Lock, Lock)>;
+
+    async fn handle(&mut self, msg: LockOn, _: &mut Context<Self, Self::Reply>) -> Self::Reply {
+        let moved = self.tree.lock_on(msg.held, &msg.lock);
+        Answer((msg.lock, moved))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Metrics and logs: what the service counts, published for Prometheus, and what it says, for people or machines.
 //!
 //! Counting costs nothing here: the allocator keeps plain integers, and [`Publisher::publish`] copies them into the
-//! `metrics` registry on a timer. Names carry their unit; `docs` of each are in [`describe`].
+//! `metrics` registry on a timer. Names carry their unit, and each metric has its help text.
 
 use std::net::SocketAddr;
 use std::time::Duration;

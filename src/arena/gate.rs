@@ -165,3 +165,73 @@ impl GatedView {
 pub(super) fn join(one: Option<Pins>, other: Option<Pins>) -> Option<Pins> {
     hull([one, other].into_iter().flatten().flat_map(|pins| [pins.lo.0, pins.hi.0]))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::arena::{Arena, Question};
+    use crate::chain::{Chain, Grow, PoolKind, PoolSpec};
+    use crate::demand::Demand;
+    use crate::unit::{Bytes, Pages, PoolId, Tokens, VirtId};
+
+    const POOL: PoolId = PoolId(0);
+
+    /// Six live pages of one pool, ids 0 to 5 from the bottom.
+    fn six_pages() -> Arena {
+        let spec = PoolSpec {
+            name: "state".to_owned(),
+            kind: PoolKind::State,
+            grow: Grow::Up,
+            page_bytes: Bytes(2),
+            pages_max: None,
+        };
+        let chain = Chain::new(Bytes(24), Tokens(1), None, vec![spec]).unwrap();
+        let mut arena = Arena::new(chain);
+        let demand = Demand::default().with(POOL, Pages(6)).unwrap();
+        let placement = arena.place(&demand).unwrap();
+        arena.bind(placement);
+        arena
+    }
+
+    #[test]
+    fn a_view_frees_like_the_arena_itself() {
+        for order in [[0, 1, 5, 4, 2, 3], [3, 2, 0, 5, 1, 4], [5, 4, 3, 2, 1, 0]] {
+            let mut arena = six_pages();
+            arena.close_gate(&[POOL]).unwrap();
+            let mut view = arena.gated().unwrap();
+            for virt in order.map(VirtId) {
+                assert!(view.free(POOL, virt));
+                assert!(!view.free(POOL, virt), "freed once only");
+                arena.free(POOL, virt).unwrap();
+                assert_eq!(view.pins(POOL), arena.geometry(Question::AfterMoves).pool(POOL).pins);
+            }
+        }
+    }
+
+    #[test]
+    fn a_view_takes_frees_back_and_keeps_what_a_lease_holds() {
+        let mut arena = six_pages();
+        arena.begin_lease(&[(POOL, VirtId(5))]).unwrap();
+        assert!(arena.gated().is_none(), "no gate is closed");
+        arena.close_gate(&[POOL]).unwrap();
+        let mut view = arena.gated().unwrap();
+        let before = view.pins(POOL);
+        assert!(!view.free(POOL, VirtId(5)));
+        assert!(view.free(POOL, VirtId(0)));
+        assert_ne!(view.pins(POOL), before);
+        view.restore(POOL, VirtId(0));
+        assert_eq!(view.pins(POOL), before);
+    }
+
+    #[test]
+    fn two_gates_over_one_pool_are_counted() {
+        let mut arena = six_pages();
+        let gates =
+            [arena.close_gate(&[POOL, POOL]), arena.close_gate(&[POOL])].map(Result::unwrap);
+        arena.open_gate(gates[0]).unwrap();
+        assert!(arena.is_gated(POOL));
+        arena.open_gate(gates[1]).unwrap();
+        assert!(!arena.is_gated(POOL));
+        assert!(arena.open_gate(gates[1]).is_err());
+        assert!(arena.close_gate(&[PoolId(7)]).is_err());
+    }
+}

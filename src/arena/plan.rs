@@ -1,5 +1,6 @@
 //! Plans for making room: which pages move where, which go, and where a demand's pages will lie.
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use super::Arena;
@@ -201,8 +202,11 @@ impl Arena {
             .sum()
     }
 
-    /// Which pools' moves must land before which others' start: where one's new span covers bytes of another's
-    /// present one. Between ordered spans these relations have no cycle.
+    /// Which pools' moves must land before which others' start: where one's new span reaches into or beyond another's
+    /// present one.
+    ///
+    /// These relations have no cycle: one that crosses the border between two neighbours upwards means that the border
+    /// moves down, and one that crosses it downwards that it moves up.
     fn dependencies(
         &self,
         targets: &PerPool<Option<Span>>,
@@ -214,8 +218,12 @@ impl Arena {
             let (start, end) = self.pools[pool.index()].bytes(target);
             for other in self.chain.pool_ids() {
                 let now = self.pools[other.index()].span_bytes();
-                let overlaps = now.is_some_and(|now| now.0 < end && start < now.1);
-                if other != pool && overlaps && !moves[other].is_empty() {
+                let is_in_the_way = now.is_some_and(|now| match other.cmp(&pool) {
+                    Ordering::Less => start < now.1,
+                    Ordering::Equal => false,
+                    Ordering::Greater => end > now.0,
+                });
+                if is_in_the_way && !moves[other].is_empty() {
                     after[pool] |= 1 << other.0;
                 }
             }

@@ -410,7 +410,8 @@ impl Tree {
             } else if position < truth.hard[window] {
                 Some(1)
             } else {
-                (vitals.full_locks > 0).then_some(2)
+                let alone = vitals.children > 0 && truth.serviceable_children == 0;
+                (vitals.full_locks > 0 || alone).then_some(2)
             }
         };
         vitals.windows[window]
@@ -431,7 +432,7 @@ impl Tree {
         let kept = truth.last_serviceable == vitals.len;
         let class = match (kept, truth.serviceable_children, vitals.children) {
             (false, _, _) => 0,
-            (true, 0, _) if vitals.full_locks == 0 => return None,
+            (true, 0, 0) if vitals.full_locks == 0 => return None,
             (true, 0, _) => 2,
             (true, _, 1) => 0,
             (true, _, _) => 1,

@@ -43,6 +43,20 @@ impl Tree {
         self.hold(lock.node, lock.starts, lock.holds_state)
     }
 
+    /// Moves `held`, taken before `lock` went on along the same path, to where that is now. It holds every window page
+    /// that it held before and all behind those: a step may still read what was published under it. O(nodes of the
+    /// path).
+    pub fn lock_on(&mut self, held: Lock, lock: &Lock) -> Lock {
+        self.version += 1;
+        let mut starts = lock.starts;
+        for (start, held) in starts.iter_mut().zip(held.starts) {
+            *start = held.min(*start);
+        }
+        let moved = self.hold(lock.node, starts, lock.holds_state);
+        self.unlock(held);
+        moved
+    }
+
     /// Gives up the part of the windows that a sequence of `computed` tokens looks back on no more. O(nodes given up).
     pub fn shed(&mut self, lock: &mut Lock, computed: Tokens) {
         self.version += 1;

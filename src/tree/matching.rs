@@ -51,6 +51,14 @@ impl Tree {
     /// Finds the longest prefix of `tokens` that every pool can serve, marks what it uses as used now, and locks it:
     /// the full path, the trailing windows, the state. O(tokens).
     pub fn open(&mut self, namespace: &Namespace, tokens: &[Token]) -> (Lock, Match) {
+        let (lock, matched) = self.lock_match(namespace, tokens);
+        self.mark_used(&lock);
+        (lock, matched)
+    }
+
+    /// As [`open`](Tree::open), but marks nothing: for a use that may be refused yet, and then changes nobody's
+    /// recency. O(tokens).
+    pub fn lock_match(&mut self, namespace: &Namespace, tokens: &[Token]) -> (Lock, Match) {
         self.version += 1;
         let root = self.root(namespace);
         let found = self.find(root, tokens);
@@ -58,8 +66,13 @@ impl Tree {
         let (node, index) = found.at;
         let node =
             if index < self.slab.get(node).vitals.len { self.split(node, index) } else { node };
-        self.touch(node, Uses::PagesAndState);
         (self.lock_end(node), matched)
+    }
+
+    /// Marks what a match locked as used now. O(nodes of the path).
+    pub fn mark_used(&mut self, lock: &Lock) {
+        self.version += 1;
+        self.touch(lock.node(), Uses::PagesAndState);
     }
 
     fn root(&mut self, namespace: &Namespace) -> NodeId {

@@ -15,7 +15,8 @@
 //!
 //! 1. what costs no matchable token and no kept boundary needs: full pages past the last serviceable boundary, window
 //!    pages outside every kept boundary's window, states inside a path or at a boundary that is not serviceable;
-//! 2. what costs nothing, though a branch point would miss it;
+//! 2. what costs nothing, though a branch point would miss it, or a prompt equal to a cached one: a match never covers a
+//!    prompt's last token, so that prompt is matched one page short of its path's end;
 //! 3. tails of leaves in the policy's order; and what is not locked on paths that are.
 //!
 //! Every node keeps its next victims in ordered queues, one per class and kind of page, so that the next victim of any
@@ -114,7 +115,7 @@ type NodeMap<V> = HashMap<NodeId, V, FixedState>;
 
 /// Classes of victims.
 const CLASSES: [VictimClass; 3] =
-    [VictimClass::Unneeded, VictimClass::BranchPoint, VictimClass::Policy];
+    [VictimClass::Unneeded, VictimClass::KeptBoundary, VictimClass::Policy];
 
 /// Seed of the hash of first pages. Any will do, as long as it is the same everywhere.
 const SEED: u64 = 0x6b76_7469_6465;

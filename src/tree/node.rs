@@ -23,8 +23,8 @@ pub(super) struct NodeRef {
 pub enum VictimClass {
     /// Costs nothing, and no kept boundary needs it.
     Unneeded,
-    /// Costs nothing, though a branch point would miss it.
-    BranchPoint,
+    /// Costs nothing, though a kept boundary (a branch point, or where a repeated prompt is matched) would miss it.
+    KeptBoundary,
     /// Taken in the policy's order.
     Policy,
 }
@@ -47,7 +47,7 @@ pub(super) struct WindowVitals {
     pub locked_from: u32,
     /// Present pages in a row back from the node's end, capped at the window.
     pub run_end: u32,
-    /// First position that path ends and branch points at or below here need; `u32::MAX` if none.
+    /// First position that path ends, repeated prompts and branch points at or below here need; `u32::MAX` if none.
     pub soft: u32,
     /// First position that path ends alone need.
     pub hard: u32,

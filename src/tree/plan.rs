@@ -254,13 +254,20 @@ impl Tree {
         if budget.is_none_or(|budget| budget.covers(&best.victims)) {
             return Ok(ReclaimPlan::new(self, best, questions));
         }
-        match walk(Order::Classes, budget) {
-            Ok(within) => {
-                questions += within.asked;
-                Ok(ReclaimPlan::new(self, within, questions))
+        // What can be had within a quota depends on where it is spent: over all lanes, or on one.
+        let orders = std::iter::once(Order::Classes).chain(self.shape.all_lanes().map(Order::Only));
+        let mut refused = bound;
+        for order in orders {
+            match walk(order, budget) {
+                Ok(within) => {
+                    questions += within.asked;
+                    return Ok(ReclaimPlan::new(self, within, questions));
+                }
+                Err((bound, _)) if order == Order::Classes => refused = bound,
+                Err(_) => {}
             }
-            Err((bound, _)) => Err(PlanRefusal::Quota { bound, wanted: count(&best.victims) }),
         }
+        Err(PlanRefusal::Quota { bound: refused, wanted: count(&best.victims) })
     }
 }
 

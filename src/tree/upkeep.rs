@@ -20,7 +20,7 @@ pub(super) struct Entry {
 /// Which boundaries a need counts, and for which window pool.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub(super) enum NeedLane {
-    /// Path ends and branch points.
+    /// Path ends, where prompts equal to a cached one are matched, and branch points.
     Soft(u8),
     /// Path ends alone.
     Hard(u8),
@@ -357,9 +357,9 @@ fn window_place(shape: &Shape, vitals: &Vitals, window: usize) -> Option<Place> 
         return None;
     }
     if first < kept.hard {
-        return Some(place(VictimClass::BranchPoint, rank, first));
+        return Some(place(VictimClass::KeptBoundary, rank, first));
     }
-    (vitals.full_locks > 0).then(|| place(VictimClass::Policy, rank, first))
+    goes_alone(vitals).then(|| place(VictimClass::Policy, rank, first))
 }
 
 /// Where the states at a node's end stand.
@@ -370,8 +370,8 @@ fn state_place(shape: &Shape, vitals: &Vitals) -> Option<Place> {
     let class = if vitals.last_serviceable != vitals.len {
         VictimClass::Unneeded
     } else if vitals.serviceable_children > 0 {
-        if vitals.children >= 2 { VictimClass::BranchPoint } else { VictimClass::Unneeded }
-    } else if vitals.full_locks > 0 {
+        if vitals.children >= 2 { VictimClass::KeptBoundary } else { VictimClass::Unneeded }
+    } else if goes_alone(vitals) {
         VictimClass::Policy
     } else {
         return None;
@@ -379,11 +379,17 @@ fn state_place(shape: &Shape, vitals: &Vitals) -> Option<Place> {
     Some(place(class, shape.policy.rank(vitals.used.state), vitals.end() - 1))
 }
 
+/// Whether what a path end needs of a node does not go with the tail of a leaf: its full pages are locked, or have
+/// children behind them, which serve nothing but may be beyond a quota.
+fn goes_alone(vitals: &Vitals) -> bool {
+    vitals.full_locks > 0 || vitals.children > 0 && vitals.serviceable_children == 0
+}
+
 /// What costs nothing goes from the root on, since a prompt equal to a cached one matches one page short of its end;
 /// what costs goes from the deepest end.
 fn place(class: VictimClass, rank: Rank, position: u32) -> Place {
     let order = match class {
-        VictimClass::Unneeded | VictimClass::BranchPoint => position,
+        VictimClass::Unneeded | VictimClass::KeptBoundary => position,
         VictimClass::Policy => u32::MAX - position,
     };
     Place { class, rank, order }

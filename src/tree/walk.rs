@@ -15,6 +15,8 @@ use crate::unit::{Pages, VirtId};
 pub(super) enum Order {
     /// Class by class, page by page.
     Classes,
+    /// As that, from one lane only.
+    Only(Lane),
     /// Whole leaves in the policy's order, then what is not locked on locked paths: the plain walk.
     WholeLeaves,
 }
@@ -60,7 +62,8 @@ impl<'a> Walk<'a> {
     pub(super) fn run(mut self, order: Order, mut bound: Bound) -> Result<Trimmed, (Bound, u64)> {
         loop {
             let advanced = match order {
-                Order::Classes => self.take_next(&bound),
+                Order::Classes => self.take_next(None, &bound),
+                Order::Only(lane) => self.take_next(Some(lane), &bound),
                 Order::WholeLeaves => self.take_leaf(),
             };
             if !advanced {
@@ -74,8 +77,8 @@ impl<'a> Walk<'a> {
     }
 
     /// Takes the next page of the lowest class that has any; says whether there was one.
-    fn take_next(&mut self, bound: &Bound) -> bool {
-        while let Some(pick) = self.pick(bound) {
+    fn take_next(&mut self, only: Option<Lane>, bound: &Bound) -> bool {
+        while let Some(pick) = self.pick(only, bound) {
             let taken = match pick.lane {
                 Lane::Tail => self.take_tail(pick),
                 lane => self.take_alone(pick, lane),
@@ -90,11 +93,12 @@ impl<'a> Walk<'a> {
     }
 
     /// The best of the lowest class, among the lanes that can help against `bound`.
-    fn pick(&mut self, bound: &Bound) -> Option<Pick> {
+    fn pick(&mut self, only: Option<Lane>, bound: &Bound) -> Option<Pick> {
         let lanes: Vec<Lane> = self
             .overlay
             .shape()
             .all_lanes()
+            .filter(|&lane| only.is_none_or(|only| lane == only))
             .filter(|&lane| match bound {
                 // Ids come back only with pages of that pool; tails may lie before those.
                 Bound::Ids { pool, .. } => {
@@ -161,7 +165,7 @@ impl<'a> Walk<'a> {
     fn take_alone(&mut self, pick: Pick, lane: Lane) -> bool {
         let position = match pick.class {
             VictimClass::Policy => u32::MAX - pick.entry.order,
-            VictimClass::Unneeded | VictimClass::BranchPoint => pick.entry.order,
+            VictimClass::Unneeded | VictimClass::KeptBoundary => pick.entry.order,
         };
         let taken = self.take(pick.class, pick.entry.node, lane, position);
         if taken {
@@ -184,7 +188,7 @@ impl<'a> Walk<'a> {
         let Some(pick) = next else {
             let any =
                 Bound::Bytes { pool: self.overlay.shape().full, missing: crate::unit::Bytes(0) };
-            return self.take_next(&any);
+            return self.take_next(None, &any);
         };
         let node = pick.entry.node;
         while self.overlay.vitals(node).len > 0 {

@@ -77,6 +77,14 @@ pub struct World {
     pub running: Option<Running>,
 }
 
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("failed with KVTIDE_SEED={}", self.seed);
+        }
+    }
+}
+
 impl World {
     pub fn new(seed: u64) -> Self {
         let mut rng = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5bd1_e995;
@@ -295,7 +303,7 @@ impl World {
 }
 
 fn random_chain(rng: &mut u64) -> Chain {
-    let count = 1 + below(rng, 4) as usize;
+    let count = 1 + below(rng, 6) as usize;
     let with_full = below(rng, 4) > 0;
     let grows = match (count, below(rng, 4)) {
         (1, kind) => vec![[Grow::Up, Grow::Float, Grow::Down, Grow::Up][kind as usize]],
@@ -319,7 +327,7 @@ fn random_chain(rng: &mut u64) -> Chain {
         pages_max: (below(rng, 5) == 0).then_some(Pages(6)),
     });
     let pools = pools.collect();
-    let total = Bytes(12 + below(rng, 50));
+    let total = Bytes(12 + below(rng, 50) + 4 * count as u64);
     Chain::new(total, Tokens(16), None, pools).unwrap()
 }
 

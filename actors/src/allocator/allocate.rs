@@ -90,6 +90,11 @@ impl Allocator {
         }
         let plan = self.plan(demand).await?;
         self.totals.plans += 1;
+        tracing::debug!(
+            victims = plan.victims().len(),
+            matchable_lost = plan.matchable_lost().0,
+            "planned"
+        );
         let detached = self.radix.ask(Detach(plan)).await.map_err(gone)?.0;
         let Ok(detached) = detached else {
             debug_assert!(false, "I11: nothing comes between a plan and its detachment");
@@ -109,6 +114,8 @@ impl Allocator {
             let begun = self.arena.begin(prepare);
             let grant = self.arena.commit(begun);
             self.evict(Some(detached)).await?;
+            // Victims leave holes, which eager packing closes.
+            self.note_progress();
             self.totals.granted += 1;
             return Ok(Attempt::Granted(grant));
         }
@@ -126,6 +133,7 @@ impl Allocator {
         let ticket = CopyTicket(self.fresh());
         let Launch { prepare, moved, detached, batches } = launch;
         let copies = CopyPages { ticket, batches: batches.clone(), allocator: me.clone() };
+        tracing::debug!(ticket = ticket.0, pages = moved.pages.0, bytes = moved.bytes.0, "moving");
         self.moving = Some(Moving { ticket, prepare, batches, moved, detached, purpose });
         self.totals.prepares += 1;
         if self.compactor.tell(copies).send().await.is_err() {
@@ -152,7 +160,9 @@ impl Allocator {
         let Some(moving) = self.moving.take() else { return };
         let Moving { prepare, batches, moved, detached, purpose, .. } = moving;
         self.epoch += 1;
-        let result = match outcome.failure() {
+        let failure = outcome.failure();
+        tracing::debug!(failed = failure.is_some(), "moved");
+        let result = match failure {
             None => {
                 self.totals.moved_pages += u64::from(moved.pages.0);
                 self.totals.moved_bytes.0 += moved.bytes.0;

@@ -170,19 +170,22 @@ impl Allocator {
         Ok(second)
     }
 
-    /// Lets open leases of a sequence hold what it just published.
+    /// Lets open leases of a sequence hold what it just published, where its pages still are theirs to read.
     pub(super) async fn extend_lease_locks(&mut self, id: SequenceId) -> Result<(), AllocError> {
         let held = |step: &Step| step.locks.iter().any(|(sequence, _)| *sequence == id);
         let steps: Vec<StepId> =
             self.steps.iter().filter(|(_, step)| held(step)).map(|(&step, _)| step).collect();
         for step in steps {
-            let lock = self.lock_again(id).await?;
+            let Some(slot) = self.sequences.get_mut(&id) else { return Ok(()) };
             let Some(step) = self.steps.get_mut(&step) else { continue };
-            let Some(place) = step.locks.iter_mut().find(|(sequence, _)| *sequence == id) else {
+            let Some(place) = step.locks.iter().position(|(sequence, _)| *sequence == id) else {
                 continue;
             };
-            let old = std::mem::replace(&mut place.1, lock);
-            self.radix.tell(radix::Unlock(vec![old])).send().await.map_err(gone)?;
+            let (_, held) = step.locks.swap_remove(place);
+            let question = radix::LockOn { held, lock: slot.sequence.take_lock() };
+            let (lock, moved) = self.radix.ask(question).await.map_err(gone)?.0;
+            slot.sequence.put_lock(lock);
+            step.locks.push((id, moved));
         }
         Ok(())
     }

@@ -140,7 +140,8 @@ impl Allocator {
             }
         }
         let live = self.arena.live_pages();
-        let live = live.filter(|(pool, virt, ..)| !victims.contains(&(*pool, *virt)));
+        // Until its commit, what a prepare moves or evicts may have been written over where it lay.
+        let live = live.filter(|(pool, virt, ..)| !self.arena.is_moving(*pool, *virt));
         Ok(live.map(|(pool, _, page, tag)| PageCheck { pool, page, tag: Tag(tag.0) }).collect())
     }
 
@@ -269,6 +270,7 @@ impl Allocator {
     }
 
     pub(super) fn note_refused(&mut self, error: &AllocError) {
+        tracing::debug!(%error, "refused");
         let name = match error.name() {
             "invalid_demand" | "invalid_operation" | "unknown_name" | "unsupported" => "invalid",
             "reset" | "stopped" | "device_lost" | "corrupt" => "service",

@@ -29,6 +29,7 @@ use kvtide_core::sequence::Sequence;
 use kvtide_core::tree::{Lock, Prefer, Quota};
 use kvtide_core::unit::{Pages, PoolId, VirtId};
 use tokio::sync::mpsc;
+use tracing::Instrument;
 
 use crate::compactor::{Compactor, CopyEnded};
 use crate::device::{CopyTicket, WorkerHandle};
@@ -173,7 +174,9 @@ impl Message<Request> for Allocator {
     async fn handle(&mut self, request: Request, ctx: &mut Context<Self, Self::Reply>) {
         let me = ctx.actor_ref().clone();
         self.collect().await;
-        self.serve(request, &me).await;
+        let (name, sequence) = (request.name(), request.sequence().map(|id| id.0));
+        let span = tracing::debug_span!("serve", request = name, sequence);
+        self.serve(request, &me).instrument(span).await;
         self.pump(&me).await;
     }
 }

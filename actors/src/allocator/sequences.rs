@@ -82,15 +82,17 @@ impl Allocator {
             return;
         }
         match request {
-            Request::Extend { id, count, deadline, reply } => match self.start_extend(id, count) {
-                Ok((before, target, demand)) => {
-                    let demand = Some(demand.into());
-                    let work = ExtendWork { id, before, target, demand, reply };
-                    let job = self.job(Work::Extend(work), deadline);
-                    self.run(job, me).await;
+            Request::Extend { id, count, windows, deadline, reply } => {
+                match self.start_extend(id, count, windows) {
+                    Ok((before, target, demand)) => {
+                        let demand = Some(demand.into());
+                        let work = ExtendWork { id, before, target, demand, reply };
+                        let job = self.job(Work::Extend(work), deadline);
+                        self.run(job, me).await;
+                    }
+                    Err(error) => drop(reply.send(Err(error))),
                 }
-                Err(error) => drop(reply.send(Err(error))),
-            },
+            }
             Request::Append { items, deadline, reply } => {
                 let done = Vec::with_capacity(items.len());
                 let work = AppendWork { items: items.into_iter(), current: None, done, reply };
@@ -112,13 +114,14 @@ impl Allocator {
         &mut self,
         id: SequenceId,
         count: Option<kvtide_core::unit::Tokens>,
+        windows: WindowDemand,
     ) -> Result<
         (kvtide_core::unit::Tokens, kvtide_core::unit::Tokens, kvtide_core::demand::ExactDemand),
         AllocError,
     > {
         let slot = self.sequences.get_mut(&id).ok_or_else(|| unknown(id))?;
         let target = slot.sequence.extend_target(count)?;
-        let demand = slot.sequence.demand_to(&self.chain, target, WindowDemand::Every)?;
+        let demand = slot.sequence.demand_to(&self.chain, target, windows)?;
         slot.activity = Activity::Working;
         Ok((slot.sequence.computed(), target, demand))
     }
@@ -427,6 +430,14 @@ impl Allocator {
 
     async fn answer_open(&mut self, work: OpenWork, receipt: Receipt) {
         let OpenWork { id, namespace, tokens, matched, lock, running, reply } = work;
+        // Only now: a refused open leaves everybody's recency alone (I10).
+        let lock = match self.radix.ask(radix::Used(lock)).await {
+            Ok(answer) => answer.0,
+            Err(error) => {
+                let _ = reply.send(Err(gone(error)));
+                return;
+            }
+        };
         let page = self.chain.page_tokens();
         let found = Matched {
             tokens: matched.pages.tokens(page),

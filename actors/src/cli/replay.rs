@@ -13,6 +13,7 @@ use kvtide_core::unit::Tokens;
 use super::error::{CliError, bad_size};
 use crate::config::{Config, Engine, Size, Windows, joint_pages};
 use crate::replay::episodes::{self, EpisodeStates};
+use crate::replay::joint;
 use crate::replay::report::Report;
 use crate::replay::scheduler::{Decode, Drive, Pace, Scheduler};
 use crate::replay::tally::Tally;
@@ -81,6 +82,8 @@ pub enum Embedded {
     Conversations,
     /// The published pressure experiment.
     Episodes,
+    /// The published joint-allocation cases.
+    Joint,
 }
 
 /// Engines by name.
@@ -97,8 +100,10 @@ pub enum EngineArg {
 /// # Errors
 /// [`CliError`] with exit code 2 for input that cannot be used, 1 for a service that fails.
 pub async fn run(args: &ReplayArgs, out: &mut impl Write) -> Result<(), CliError> {
-    if args.workload == Embedded::Episodes {
-        return run_episodes(args, out).await;
+    match args.workload {
+        Embedded::Conversations => {}
+        Embedded::Episodes => return run_episodes(args, out).await,
+        Embedded::Joint => return run_joint(args, out).await,
     }
     let config = configure(args)?;
     let mut workload = match &args.trace {
@@ -147,6 +152,17 @@ async fn run_episodes(args: &ReplayArgs, out: &mut impl Write) -> Result<(), Cli
         writeln!(out, "{text}")?;
     } else {
         write!(out, "{}", episodes.table())?;
+    }
+    Ok(())
+}
+
+async fn run_joint(args: &ReplayArgs, out: &mut impl Write) -> Result<(), CliError> {
+    let cases = joint::run().await.map_err(CliError::service)?;
+    if args.json {
+        let text = serde_json::to_string(&cases).map_err(CliError::service)?;
+        writeln!(out, "{text}")?;
+    } else {
+        write!(out, "{}", joint::table(&cases))?;
     }
     Ok(())
 }
