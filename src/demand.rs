@@ -76,6 +76,16 @@ pub enum DemandError {
         /// The pool.
         pool: PoolId,
     },
+    /// Pages of a pool that the chain does not have.
+    #[error("{pages} of pool {pool:?}, but the chain has {pools} pools")]
+    NoPool {
+        /// The pool.
+        pool: PoolId,
+        /// Pages wanted of it.
+        pages: Pages,
+        /// Pools of the chain.
+        pools: usize,
+    },
     /// A sequence sharded over no ranks.
     #[error("a sequence needs at least one rank")]
     NoRanks,
@@ -109,11 +119,16 @@ impl Demand {
         Ok(self)
     }
 
-    /// Checks that every window page has a full page to be bound under.
+    /// Checks that the chain has every pool, and every window page a full page to be bound under.
     ///
     /// # Errors
-    /// [`DemandError::MoreWindowThanFull`].
+    /// [`DemandError::NoPool`] and [`DemandError::MoreWindowThanFull`].
     pub fn check(&self, chain: &Chain) -> Result<(), DemandError> {
+        let pools = chain.pool_ids().len();
+        let beyond = (0..).map(PoolId).zip(self.0.0).skip(pools);
+        if let Some((pool, pages)) = beyond.into_iter().find(|(_, pages)| *pages != Pages(0)) {
+            return Err(DemandError::NoPool { pool, pages, pools });
+        }
         let full = chain.full().map_or(Pages(0), |full| self.0[full]);
         match chain.windows().iter().find(|&&pool| self.0[pool] > full) {
             Some(&pool) => {
@@ -164,9 +179,18 @@ impl ExactDemand {
 }
 
 impl ConservativeDemand {
-    /// The most that one of `ranks` ranks may need when pages of the batch are dealt out between them in some order
-    /// that is not known here: a rank's share of each sequence rounded up to a page at both of its ends, and never
-    /// more than the whole. O(extends × pools).
+    /// A bound that the caller knows: the most that this rank may need.
+    ///
+    /// # Errors
+    /// As [`ExactDemand::raw`].
+    pub fn raw(chain: &Chain, demand: Demand) -> Result<Self, DemandError> {
+        demand.check(chain)?;
+        Ok(ConservativeDemand(demand))
+    }
+
+    /// The most that one of `ranks` ranks may need when the batch's pages, or its tokens, are dealt out between them in
+    /// some order that is not known here: a rank's share of each sequence rounded up to a page at both of its ends. A
+    /// step of any length may start a page on some rank. O(extends × pools).
     ///
     /// # Errors
     /// As [`ExactDemand::for_extends`], and [`DemandError::NoRanks`].
@@ -179,8 +203,10 @@ impl ConservativeDemand {
             let whole = extend_demand(chain, *extend)?;
             let mut share = Demand::default();
             for pool in chain.pool_ids() {
-                let bound = whole.0[pool].0.div_ceil(ranks).saturating_add(1);
-                share.0[pool] = Pages(whole.0[pool].0.min(bound));
+                let token_pool = chain.pool(pool).kind != PoolKind::State;
+                if token_pool && extend.new > extend.old {
+                    share.0[pool] = Pages(whole.0[pool].0.div_ceil(ranks).saturating_add(1));
+                }
             }
             sum = sum.plus(share)?;
         }

@@ -21,7 +21,8 @@ use crate::service::Shared;
 
 /// A handle to a running service. Cheap to clone; every call is one message to the allocator.
 ///
-/// Dropping the future of a call at any point loses nothing: what it was about to get is given back.
+/// Dropping the future of a call at any point loses nothing: what it was about to get is given back. Only tokens that an
+/// append has appended by then stay with their sequence.
 #[derive(Clone)]
 pub struct CacheHandle {
     shared: Arc<Shared>,
@@ -156,11 +157,27 @@ impl CacheHandle {
         items: Vec<(&mut Sequence, Vec<Token>)>,
         wait: Option<Duration>,
     ) -> Result<Vec<Appended>, AllocError> {
+        self.check_own(items.iter().map(|(sequence, _)| &**sequence))?;
         let items =
             items.into_iter().map(|(sequence, tokens)| AppendItem { id: sequence.id, tokens });
         let items = items.collect();
         let deadline = deadline(wait);
         self.shared.ask(|reply| Request::Append { items, deadline, reply }).await
+    }
+
+    /// Sequences of another service have numbers of their own.
+    fn check_own<'a>(
+        &self,
+        sequences: impl IntoIterator<Item = &'a Sequence>,
+    ) -> Result<(), AllocError> {
+        let mut sequences = sequences.into_iter();
+        match sequences.find(|sequence| !Arc::ptr_eq(&sequence.shared, &self.shared)) {
+            Some(other) => Err(AllocError::UnknownName(format!(
+                "sequence {} is another service's",
+                other.id.0
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// What an allocation of `demand` would do now: what fits, what would have to go and move, or why not. Changes
@@ -177,6 +194,7 @@ impl CacheHandle {
     /// # Errors
     /// [`AllocError::UnknownName`] for a sequence that is gone.
     pub async fn begin_step(&self, sequences: &[&Sequence]) -> Result<StepLease, AllocError> {
+        self.check_own(sequences.iter().copied())?;
         let sequences = sequences.iter().map(|sequence| sequence.id).collect();
         let id = StepId(self.shared.fresh());
         let back = self.shared.giveback(Returned::Step(id));

@@ -61,6 +61,19 @@ pub struct Receipt {
     pub waited: Duration,
 }
 
+impl Receipt {
+    /// Adds what another allocation of the same request did.
+    pub(crate) fn add(&mut self, other: &Receipt) {
+        for (evicted, more) in self.evicted.0.iter_mut().zip(other.evicted.0) {
+            evicted.0 += more.0;
+        }
+        self.moved_pages += other.moved_pages;
+        self.moved_bytes.0 += other.moved_bytes.0;
+        self.prepares += other.prepares;
+        self.waited += other.waited;
+    }
+}
+
 /// What a match gives.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Matched {

@@ -23,7 +23,7 @@ pub struct Totals {
     /// Reclaim plans made.
     pub plans: u64,
     /// Pages evicted, per pool.
-    pub evicted: PerPool<Pages>,
+    pub evicted: PerPool<u64>,
     /// Matchable tokens that evictions cost.
     pub matchable_lost: u64,
     /// Prepare phases.

@@ -220,7 +220,7 @@ impl PoolMetrics {
         }
     }
 
-    fn publish(&self, pool: &PoolStats, evicted: Pages) {
+    fn publish(&self, pool: &PoolStats, evicted: u64) {
         let bytes = |pages: Pages| {
             let Bytes(bytes) = pages.bytes(pool.page_bytes);
             bytes as f64
@@ -235,7 +235,7 @@ impl PoolMetrics {
         self.cached.set(tokens(pool.cached));
         self.locked.set(tokens(pool.locked));
         self.evictable.set(tokens(pool.evictable));
-        self.evicted.absolute(u64::from(evicted.0) * u64::from(pool.page_tokens.0));
+        self.evicted.absolute(evicted * u64::from(pool.page_tokens.0));
     }
 }
 

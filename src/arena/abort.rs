@@ -6,7 +6,7 @@ use super::plan::{Move, overlapped};
 use super::prepare::{CopyBatch, Prepare, UnderWay};
 use super::victims::Victims;
 use super::{Arena, PageSet};
-use crate::unit::{Pages, PerPool, PoolId, VirtId};
+use crate::unit::{Bytes, Pages, PerPool, PoolId, VirtId};
 
 /// How far the copies of a prepare got, in pages of its batches in their order.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -25,6 +25,8 @@ pub struct Aborted {
     pub lost: Victims,
     /// Pages whose move stays.
     pub moved: Pages,
+    /// Their bytes.
+    pub moved_bytes: Bytes,
 }
 
 impl CopiedBatches {
@@ -75,7 +77,9 @@ impl Arena {
         self.relocate(&kept);
         self.touch();
         self.debug_check();
-        Aborted { lost, moved: Pages(kept.len() as u32) }
+        let page_bytes = |step: &Move| self.pools[step.pool.index()].page_bytes;
+        let moved_bytes = Bytes(kept.iter().map(page_bytes).sum());
+        Aborted { lost, moved: Pages(kept.len() as u32), moved_bytes }
     }
 
     /// Pools that cannot go back, as bits: another pool's copies may have written over their old places; and with them

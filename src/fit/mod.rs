@@ -156,6 +156,28 @@ impl Geometry {
         Ok(())
     }
 
+    /// Bytes by which the pools and `demand`, packed from below as tightly as grids and pins allow, overrun the arena.
+    ///
+    /// Grows with every page of any pool; 0 whenever [`Geometry::fits`] and only ids or pins refuse otherwise. O(pools).
+    #[must_use]
+    pub fn overrun(&self, demand: &Demand) -> Bytes {
+        let (mut prev, mut over) = (0_u64, 0_u64);
+        for (pool, fit) in self.pools() {
+            let n = fit.pages_after(demand.0[pool]);
+            if n == 0 {
+                continue;
+            }
+            let page_bytes = fit.page_bytes.0;
+            let start = u64::from(fit.first.0).max(prev.div_ceil(page_bytes));
+            let hi = fit.pins.map_or(0, |pins| u64::from(pins.hi.0) + 1);
+            let end = if fit.grow == Grow::Down { start + n } else { (start + n).max(hi) };
+            prev = end.saturating_mul(page_bytes);
+            let top = u64::from(fit.grid.0) * page_bytes;
+            over = over.max(prev.saturating_sub(top));
+        }
+        Bytes(over)
+    }
+
     /// Whether `demand` could be met by this chain with nothing live and nothing pinned.
     ///
     /// # Errors

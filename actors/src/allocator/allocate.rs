@@ -49,11 +49,20 @@ impl Allocator {
             };
             job.demand = demand;
             match self.attempt(&demand, &mut job).await {
-                Ok(Attempt::Granted(grant)) => self.apply(&mut job, grant).await,
+                Ok(Attempt::Granted(grant)) => {
+                    job.served();
+                    self.apply(&mut job, grant).await;
+                }
                 Ok(Attempt::Moving(launch)) => {
                     return self.launch(launch, Purpose::Job(Box::new(job)), me).await;
                 }
-                Ok(Attempt::Deferred) => return self.deferred.push_back(job),
+                Ok(Attempt::Deferred) => match self.defer(job, me) {
+                    Some((rest, busy)) => match self.refuse(rest, busy).await {
+                        Some(rest) => job = rest,
+                        None => return,
+                    },
+                    None => return,
+                },
                 Err(error) if error.may_wait() && job.deadline.is_some() => {
                     match self.enqueue(job, error, me) {
                         Some((rest, error)) => match self.refuse(rest, error).await {
@@ -109,11 +118,10 @@ impl Allocator {
                 return Err(self.exhausted(demand, self.refusal(bound)).await?);
             }
         };
-        self.note_evicted(&detached, &mut job.receipt);
         if prepare.moved_pages() == Pages(0) {
             let begun = self.arena.begin(prepare);
             let grant = self.arena.commit(begun);
-            self.evict(Some(detached)).await?;
+            self.evict(Some(detached), &mut job.receipt).await?;
             // Victims leave holes, which eager packing closes.
             self.note_progress();
             self.totals.granted += 1;
@@ -121,8 +129,6 @@ impl Allocator {
         }
         job.receipt.prepares += 1;
         let moved = Moved { pages: prepare.moved_pages(), bytes: prepare.moved_bytes() };
-        job.receipt.moved_pages += u64::from(moved.pages.0);
-        job.receipt.moved_bytes.0 += moved.bytes.0;
         let prepare = self.arena.begin(prepare);
         let batches = prepare.batches(self.policy.pages_per_launch);
         Ok(Attempt::Moving(Launch { prepare, moved, detached: Some(detached), batches }))
@@ -138,7 +144,7 @@ impl Allocator {
         self.totals.prepares += 1;
         if self.compactor.tell(copies).send().await.is_err() {
             let lost = CopyOutcome::lost();
-            self.end_prepare(lost, me).await;
+            self.end_prepare(lost).await;
         }
     }
 
@@ -156,23 +162,30 @@ impl Allocator {
     }
 
     /// Commits the prepare under way, or takes it back.
-    pub(super) async fn end_prepare(&mut self, outcome: CopyOutcome, me: &ActorRef<Self>) {
+    pub(super) async fn end_prepare(&mut self, outcome: CopyOutcome) {
         let Some(moving) = self.moving.take() else { return };
         let Moving { prepare, batches, moved, detached, purpose, .. } = moving;
         self.epoch += 1;
         let failure = outcome.failure();
         tracing::debug!(failed = failure.is_some(), "moved");
+        let mut receipt = Receipt::default();
         let result = match failure {
             None => {
                 self.totals.moved_pages += u64::from(moved.pages.0);
                 self.totals.moved_bytes.0 += moved.bytes.0;
                 let grant = self.arena.commit(prepare);
-                self.evict(detached).await.map(|()| grant).map_err(AllocError::from)
+                receipt.moved_pages = u64::from(moved.pages.0);
+                receipt.moved_bytes = moved.bytes;
+                let evicted = self.evict(detached, &mut receipt).await;
+                evicted.map(|()| grant).map_err(AllocError::from)
             }
             Some(failure) => {
                 let copied = CopiedBatches::of(&batches, failure.landed, failure.launched);
                 let aborted = self.arena.abort(prepare, copied);
                 self.totals.moved_pages += u64::from(aborted.moved.0);
+                self.totals.moved_bytes.0 += aborted.moved_bytes.0;
+                receipt.moved_pages = u64::from(aborted.moved.0);
+                receipt.moved_bytes = aborted.moved_bytes;
                 let attached = match detached {
                     Some(detached) => self.attach(detached, &aborted.lost).await,
                     None => Ok(()),
@@ -190,22 +203,20 @@ impl Allocator {
         match (purpose, result) {
             (Purpose::Job(mut job), Ok(grant)) => {
                 self.totals.granted += 1;
+                job.receipt.add(&receipt);
+                job.served();
                 self.apply(&mut job, grant).await;
-                Box::pin(self.run(*job, me)).await;
+                // What was held up meanwhile comes first.
+                self.deferred.push_front(*job);
             }
             (Purpose::Job(mut job), Err(error)) => {
-                job.receipt = Receipt { prepares: job.receipt.prepares, ..Receipt::default() };
+                job.receipt.add(&receipt);
                 if let Some(rest) = self.refuse(*job, error).await {
-                    Box::pin(self.run(rest, me)).await;
+                    self.deferred.push_front(rest);
                 }
             }
             (Purpose::Compact(reply), result) => {
-                let receipt = Receipt {
-                    moved_pages: u64::from(moved.pages.0),
-                    moved_bytes: moved.bytes,
-                    prepares: 1,
-                    ..Receipt::default()
-                };
+                receipt.prepares = 1;
                 let _ = reply.send(result.map(|_| receipt));
             }
             (Purpose::Pack, _) => {}
@@ -217,32 +228,56 @@ impl Allocator {
         &self,
         demand: &Demand,
     ) -> Result<kvtide_core::tree::ReclaimPlan, AllocError> {
+        let refused = match self.ask_plan(demand, Question::AfterMoves).await? {
+            Ok(plan) => return Ok(plan),
+            Err(refused) => refused,
+        };
+        if !self.gates.is_empty() && self.ask_plan(demand, Question::GatesOpen).await?.is_ok() {
+            return Err(AllocError::MovesGated { gates: self.gates_in_the_way(demand).await? });
+        }
+        let refusal = match refused {
+            PlanRefusal::Exhausted { bound, .. } => self.refusal(bound),
+            PlanRefusal::Quota { .. } => crate::error::Refusal::Quota(refused.to_string()),
+        };
+        Err(self.exhausted(demand, refusal).await?)
+    }
+
+    /// Asks the radix actor for a plan, with gates as they are or as if they were open.
+    async fn ask_plan(
+        &self,
+        demand: &Demand,
+        question: Question,
+    ) -> Result<Result<kvtide_core::tree::ReclaimPlan, PlanRefusal>, AllocError> {
         let request = PlanReclaim {
-            geometry: self.arena.geometry(Question::AfterMoves),
+            geometry: self.arena.geometry(question),
             demand: *demand,
-            gated: self.arena.gated(),
+            gated: self.arena.gated().filter(|_| question == Question::AfterMoves),
             prefer: self.policy.prefer,
             quota: self.policy.quota,
         };
-        match self.radix.ask(request).await.map_err(gone)?.0 {
-            Ok(plan) => Ok(plan),
-            Err(PlanRefusal::Exhausted { bound, evictable }) => {
-                let mut open = self.arena.geometry(Question::GatesOpen);
-                for pool in self.chain.pool_ids() {
-                    let fit = open.pool_mut(pool);
-                    fit.live = Pages(fit.live.0.saturating_sub(evictable[pool].0));
+        Ok(self.radix.ask(request).await.map_err(gone)?.0)
+    }
+
+    /// Reasons of the gates that keep `demand` out each by itself; of all, if they do so only together.
+    async fn gates_in_the_way(&self, demand: &Demand) -> Result<Vec<String>, AllocError> {
+        let counted = self.radix.ask(crate::radix::Count).await.map_err(gone)?.0;
+        let gated = self.arena.geometry(Question::AfterMoves);
+        let blocks = |gate: &&super::Gate| {
+            let mut alone = self.arena.geometry(Question::GatesOpen);
+            for pool in self.chain.pool_ids() {
+                let evictable = counted.evictable(pool);
+                let fit = alone.pool_mut(pool);
+                fit.live = Pages(fit.live.0.saturating_sub(evictable.0));
+                if gate.pools.contains(&pool) {
+                    fit.pins = gated.pool(pool).pins;
                 }
-                if !self.gates.is_empty() && open.fits(demand).is_ok() {
-                    let gates = self.gates.values().map(|gate| gate.reason.clone()).collect();
-                    return Err(AllocError::MovesGated { gates });
-                }
-                Err(self.exhausted(demand, self.refusal(bound)).await?)
             }
-            Err(quota @ PlanRefusal::Quota { .. }) => {
-                let refusal = crate::error::Refusal::Quota(quota.to_string());
-                Err(self.exhausted(demand, refusal).await?)
-            }
-        }
+            alone.fits(demand).is_err()
+        };
+        let reasons =
+            |gates: Vec<&super::Gate>| gates.iter().map(|gate| gate.reason.clone()).collect();
+        let alone: Vec<&super::Gate> = self.gates.values().filter(blocks).collect();
+        Ok(reasons(if alone.is_empty() { self.gates.values().collect() } else { alone }))
     }
 
     /// Whether an empty arena could hold `demand`.
@@ -256,8 +291,17 @@ impl Allocator {
     }
 
     /// Tells the tree that its victims are gone for good.
-    async fn evict(&mut self, detached: Option<Detached>) -> Result<(), ServiceError> {
+    async fn evict(
+        &mut self,
+        detached: Option<Detached>,
+        receipt: &mut Receipt,
+    ) -> Result<(), ServiceError> {
         let Some(detached) = detached else { return Ok(()) };
+        for pool in self.chain.pool_ids() {
+            let count = detached.victims()[pool].len() as u32;
+            receipt.evicted[pool].0 += count;
+            self.totals.evicted[pool] += u64::from(count);
+        }
         self.totals.matchable_lost += u64::from(detached.matchable_lost().0);
         self.radix.tell(Evict(detached)).send().await.map_err(|_| ServiceError::Reset)
     }
@@ -272,7 +316,7 @@ impl Allocator {
         let homeless = self.radix.ask(Attach { detached, lost }).await;
         let mut homeless = homeless.map_err(|_| ServiceError::Reset)?.0;
         for &(pool, _) in &homeless {
-            self.totals.evicted[pool].0 += 1;
+            self.totals.evicted[pool] += 1;
         }
         // The arena has freed those that were overwritten.
         homeless.retain(|&(pool, virt)| self.arena.is_bound(pool, virt));
@@ -281,12 +325,6 @@ impl Allocator {
         homeless.sort_by_key(|&(pool, _)| Some(pool) == full);
         self.free(homeless);
         Ok(())
-    }
-
-    fn note_evicted(&self, detached: &Detached, receipt: &mut Receipt) {
-        for pool in self.chain.pool_ids() {
-            receipt.evicted[pool].0 += detached.victims()[pool].len() as u32;
-        }
     }
 
     /// Writes the content of pages that were just handed out.

@@ -33,6 +33,10 @@ impl Allocator {
     ) -> Result<Option<Demand>, AllocError> {
         loop {
             let Some(appending) = &mut work.current else {
+                if work.reply.is_closed() {
+                    // Nobody waits for what is left of it.
+                    return Ok(None);
+                }
                 let Some(item) = work.items.next() else { return Ok(None) };
                 work.current = Some(Appending { item, appended: 0, claim: Claim::Wanted });
                 self.start_item(work)?;
@@ -41,7 +45,6 @@ impl Allocator {
             let id = appending.item.id;
             let Some(&token) = appending.item.tokens.get(appending.appended as usize) else {
                 self.release_slot(id).await;
-                self.note_receipt(receipt);
                 work.end_item(None, std::mem::take(receipt));
                 continue;
             };

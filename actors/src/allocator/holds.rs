@@ -39,7 +39,9 @@ impl Allocator {
         me: &ActorRef<Self>,
     ) {
         if let Err(error) = demand.pages().check(&self.chain) {
-            let _ = reply.send(Err(error.into()));
+            let error = AllocError::from(error);
+            self.note_refused(&error);
+            let _ = reply.send(Err(error));
             return;
         }
         let work = ReserveWork { id, demand: Some(demand), held: None, reply };
@@ -56,6 +58,13 @@ impl Allocator {
         let Some(reserved) = self.reservations.get(&id) else {
             return Err(AllocError::UnknownName(format!("reservation {} is not held", id.0)));
         };
+        if let Some(beyond) = pools.iter().find(|pool| pool.index() >= self.names.len()) {
+            return Err(AllocError::UnknownName(format!(
+                "the chain has {} pools, none of number {}",
+                self.names.len(),
+                beyond.0
+            )));
+        }
         for &pool in pools {
             if reserved.released[pool] == Gone::Released {
                 let name = &self.names[pool.index()];
@@ -108,7 +117,7 @@ impl Allocator {
         for &pool in pools {
             reserved.released[pool] = Gone::Released;
         }
-        if self.chain.pool_ids().all(|pool| reserved.released[pool] == Gone::Released) {
+        if reserved.pages(&self.chain).is_empty() {
             self.reservations.remove(&id);
         }
         self.free(freed);
@@ -130,6 +139,14 @@ impl Allocator {
             holds.extend(slot.sequence.holds(&self.chain));
         }
         // A step writes; what is being copied must not be written.
+        let copied = |pool: PoolId, virt| {
+            let mut pairs = self.copying.values().flat_map(|copying| &copying.pairs);
+            pairs.any(|&(of, from, to)| of == pool && (from == virt || to == virt))
+        };
+        if holds.iter().any(|&(pool, virt)| copied(pool, virt)) {
+            self.after_copies.push_back(Request::BeginStep { id, sequences: ids, reply });
+            return;
+        }
         if holds.iter().any(|&(pool, virt)| self.arena.is_moving(pool, virt)) {
             self.held_up.push_back(Request::BeginStep { id, sequences: ids, reply });
             return;
@@ -236,7 +253,7 @@ impl Allocator {
         }
         match self.arena.close_gate(&pools) {
             Ok(id) => {
-                self.gates.insert(key, Gate { id, reason });
+                self.gates.insert(key, Gate { id, reason, pools });
                 if reply.send(Ok(())).is_err() {
                     self.open_moves(key);
                 }

@@ -92,9 +92,9 @@ impl Allocator {
             self.chain.pool_ids().partition(|pool| Some(*pool) == full);
         for pool in first.into_iter().chain(last) {
             receipt.evicted[pool] = Pages(victims[pool].len() as u32);
+            self.totals.evicted[pool] += victims[pool].len() as u64;
             self.free(victims[pool].iter().map(|&virt| (pool, virt)));
         }
-        self.note_receipt(&receipt);
         Ok(receipt)
     }
 
@@ -260,13 +260,6 @@ impl Allocator {
 
     pub(super) fn refusal(&self, bound: Bound) -> Refusal {
         Refusal::Fit { pool: Arc::clone(&self.names[bound.pool().index()]), bound }
-    }
-
-    /// Adds an allocation's evictions to the totals.
-    pub(super) fn note_receipt(&mut self, receipt: &Receipt) {
-        for pool in self.chain.pool_ids() {
-            self.totals.evicted[pool].0 += receipt.evicted[pool].0;
-        }
     }
 
     pub(super) fn note_refused(&mut self, error: &AllocError) {

@@ -25,7 +25,25 @@ pub(super) struct Job {
     /// What its last attempt asked for.
     pub(super) demand: Demand,
     pub(super) priority: Priority,
+    /// When it first had to wait for what it asks for now.
+    pub(super) since: Option<Instant>,
+    pub(super) timer: Option<Timer>,
     pub(super) receipt: Receipt,
+}
+
+/// Says when a job's deadline passes, unless the job has ended before.
+pub(super) struct Timer(tokio::task::AbortHandle);
+
+impl Timer {
+    pub(super) fn new(task: &tokio::task::JoinHandle<()>) -> Self {
+        Timer(task.abort_handle())
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// Whether a job stands behind the queue of those that wait.
@@ -152,6 +170,12 @@ impl Work {
 }
 
 impl Job {
+    /// What it asked for is met: what it asks for next stands behind the queue again.
+    pub(super) fn served(&mut self) {
+        self.priority = Priority::Newcomer;
+        self.since = None;
+    }
+
     /// Pages that it holds and has not handed over yet (I4).
     pub(super) fn owned(&self, chain: &Chain) -> Vec<(PoolId, VirtId)> {
         let slots = match &self.work {

@@ -96,6 +96,8 @@ pub(crate) struct Allocator {
     settling: Vec<Reply<()>>,
     /// Steps, gates and passes that a prepare under way holds up.
     held_up: VecDeque<Request>,
+    /// Steps over a state that is being copied.
+    after_copies: VecDeque<Request>,
     /// Requests that can be served now.
     ready: VecDeque<Request>,
     /// For those who wait.
@@ -148,6 +150,7 @@ struct Step {
 struct Gate {
     id: GateId,
     reason: String,
+    pools: Vec<PoolId>,
 }
 
 /// Whether something happened that a waiting allocation could use.
@@ -189,9 +192,9 @@ impl Message<CopyEnded> for Allocator {
         self.collect().await;
         self.totals.copy_nanos += (done.seconds * 1e9) as u64;
         if self.moving.as_ref().is_some_and(|moving| moving.ticket == done.ticket) {
-            self.end_prepare(done.outcome, &me).await;
+            self.end_prepare(done.outcome).await;
         } else if let Some(copying) = self.copying.remove(&done.ticket) {
-            self.end_copying(copying, done.outcome, &me).await;
+            self.end_copying(copying, done.outcome).await;
         }
         self.pump(&me).await;
     }
@@ -217,6 +220,7 @@ impl Allocator {
             waiting: VecDeque::new(),
             settling: Vec::new(),
             held_up: VecDeque::new(),
+            after_copies: VecDeque::new(),
             ready: VecDeque::new(),
             progress: Progress::None,
             packing_due: Progress::None,

@@ -6,10 +6,10 @@
 use kameo::actor::ActorRef;
 use kvtide_core::arena::Question;
 use kvtide_core::demand::Demand;
-use kvtide_core::fit::Bound;
+use kvtide_core::unit::PerPool;
 use tokio::time::Instant;
 
-use super::job::{Job, JobId, Priority};
+use super::job::{Job, JobId, Priority, Timer};
 use super::{Allocator, Progress};
 use crate::error::{AllocError, Refusal};
 use crate::message::Request;
@@ -22,10 +22,18 @@ pub(super) struct Waiting {
 }
 
 /// What the head of the queue lacks: no newcomer may make it larger.
-#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 struct Shortfall {
-    ids: u32,
+    ids: PerPool<u32>,
     bytes: u64,
+}
+
+impl Shortfall {
+    /// Whether more of anything is missing than in `other`.
+    fn exceeds(&self, other: &Shortfall) -> bool {
+        let more_ids = self.ids.0.iter().zip(&other.ids.0).any(|(mine, theirs)| mine > theirs);
+        more_ids || self.bytes > other.bytes
+    }
 }
 
 impl Allocator {
@@ -49,28 +57,58 @@ impl Allocator {
             return Some((job, busy));
         }
         self.totals.waits += 1;
+        let mut job = job;
+        self.arm(&mut job, me);
+        let demand = job.demand;
+        let since = *job.since.get_or_insert_with(Instant::now);
+        // One that waited before, for the same pages, has kept its place.
+        let place = self.waiting.iter().position(|other| other.since > since);
+        let waiting = Waiting { job, demand, since };
+        self.waiting.insert(place.unwrap_or(self.waiting.len()), waiting);
+        None
+    }
+
+    /// Sets a job aside until the prepare under way has ended; gives it back if too many are set aside already.
+    pub(super) fn defer(&mut self, mut job: Job, me: &ActorRef<Self>) -> Option<(Job, AllocError)> {
+        let (set_aside, limit) = (self.waiting.len() + self.deferred.len(), self.policy.queue_max);
+        if set_aside >= limit && job.priority == Priority::Newcomer {
+            let busy = AllocError::Busy { waiting: set_aside as u64, limit: limit as u64 };
+            return Some((job, busy));
+        }
+        self.arm(&mut job, me);
+        self.deferred.push_back(job);
+        None
+    }
+
+    /// Has a job told when its deadline passes.
+    fn arm(&self, job: &mut Job, me: &ActorRef<Self>) {
+        let (Some(deadline), None) = (job.deadline, &job.timer) else { return };
         let (id, me) = (job.id, me.downgrade());
-        tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             tokio::time::sleep_until(deadline).await;
             if let Some(me) = me.upgrade() {
                 let _ = me.tell(Request::Expire(id)).send().await;
             }
         });
-        let demand = job.demand;
-        self.waiting.push_back(Waiting { job, demand, since: Instant::now() });
-        None
+        job.timer = Some(Timer::new(&task));
     }
 
     /// Tells a job whose deadline passed, if it still waits.
     pub(super) async fn expire(&mut self, id: JobId) {
-        let Some(place) = self.waiting.iter().position(|waiting| waiting.job.id == id) else {
-            return;
+        let waiting = self.waiting.iter().position(|waiting| waiting.job.id == id);
+        let deferred = self.deferred.iter().position(|job| job.id == id);
+        let job = match (waiting, deferred) {
+            (Some(place), _) => {
+                self.waiting.remove(place).map(|waiting| (waiting.since, waiting.job))
+            }
+            (None, Some(place)) => self.deferred.remove(place).map(|job| (Instant::now(), job)),
+            (None, None) => None,
         };
-        let Some(mut waiting) = self.waiting.remove(place) else { return };
-        let waited = waiting.since.elapsed();
+        let Some((since, mut job)) = job else { return };
+        let waited = since.elapsed();
         self.totals.wait_nanos += waited.as_nanos() as u64;
-        waiting.job.receipt.waited += waited;
-        if let Some(rest) = self.refuse(waiting.job, AllocError::TimedOut { waited }).await {
+        job.receipt.waited += waited;
+        if let Some(rest) = self.refuse(job, AllocError::TimedOut { waited }).await {
             // Later sequences of the same append get their own attempt.
             self.deferred.push_back(rest);
         }
@@ -168,10 +206,13 @@ impl Allocator {
     }
 
     fn would_delay(&self, head: &Waiting, demand: &Demand) -> bool {
+        if demand.is_empty() {
+            return false;
+        }
         if head.since.elapsed() >= self.policy.bypass_max {
             return true;
         }
-        self.shortfall(head, &Demand::default()) < self.shortfall(head, demand)
+        self.shortfall(head, demand).exceeds(&self.shortfall(head, &Demand::default()))
     }
 
     /// What `head` lacks once `taken` more pages are live.
@@ -182,12 +223,9 @@ impl Allocator {
             let fit = geometry.pool_mut(pool);
             fit.live.0 += taken.0[pool].0;
             let wanted = fit.live.0 + fit.promised.0 + head.demand.0[pool].0;
-            short.ids = short.ids.max(wanted.saturating_sub(fit.ids.0));
-            fit.ids = kvtide_core::unit::Pages(u32::MAX);
+            short.ids[pool] = wanted.saturating_sub(fit.ids.0);
         }
-        if let Err(Bound::Bytes { missing, .. }) = geometry.fits(&head.demand) {
-            short.bytes = missing.0;
-        }
+        short.bytes = geometry.overrun(&head.demand).0;
         short
     }
 

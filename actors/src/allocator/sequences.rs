@@ -3,7 +3,7 @@
 use kameo::actor::ActorRef;
 use kvtide_core::arena::{CopyBatch, Grant};
 use kvtide_core::demand::WindowDemand;
-use kvtide_core::sequence::Sequence;
+use kvtide_core::sequence::{Sequence, SequenceError};
 use kvtide_core::tree::{Fate, Namespace, Ordinals};
 use kvtide_core::unit::{PoolId, Token, VirtId};
 use tokio::time::Instant;
@@ -27,6 +27,8 @@ impl Allocator {
             deadline,
             demand: Default::default(),
             priority: Priority::Newcomer,
+            since: None,
+            timer: None,
             receipt: Receipt::default(),
         }
     }
@@ -40,9 +42,15 @@ impl Allocator {
         reply: Reply<Opened>,
         me: &ActorRef<Self>,
     ) {
-        if tokens.is_empty() {
-            let error = kvtide_core::sequence::SequenceError::NoTokens;
-            let _ = reply.send(Err(error.into()));
+        let refused = match tokens.len() as u64 {
+            0 => Some(SequenceError::NoTokens),
+            asked if asked > u64::from(u32::MAX) => Some(SequenceError::TooLong { asked }),
+            _ => None,
+        };
+        if let Some(error) = refused {
+            let error = AllocError::from(error);
+            self.note_refused(&error);
+            let _ = reply.send(Err(error));
             return;
         }
         if self.chain.full().is_none() {
@@ -366,18 +374,14 @@ impl Allocator {
         if self.compactor.tell(copies).send().await.is_err()
             && let Some(copying) = self.copying.remove(&ticket)
         {
-            self.end_copying(copying, CopyOutcome::lost(), me).await;
+            self.end_copying(copying, CopyOutcome::lost()).await;
         }
     }
 
     /// Goes on with a job whose state was copied, or fails it.
-    pub(super) async fn end_copying(
-        &mut self,
-        copying: Copying,
-        outcome: CopyOutcome,
-        _me: &ActorRef<Self>,
-    ) {
+    pub(super) async fn end_copying(&mut self, copying: Copying, outcome: CopyOutcome) {
         let Copying { job, lease, pairs } = copying;
+        self.ready.append(&mut self.after_copies);
         let ended = self.arena.end_lease(lease);
         debug_assert!(ended.is_ok(), "I6: a copy ends its lease once");
         self.note_progress();
@@ -400,7 +404,6 @@ impl Allocator {
     /// Answers a job whose pages are all there and written. An asker that is gone keeps nothing.
     async fn answer(&mut self, job: Job) {
         let receipt = job.receipt;
-        self.note_receipt(&receipt);
         match job.work {
             Work::Open(work) => self.answer_open(work, receipt).await,
             Work::Extend(work) => {
@@ -457,7 +460,7 @@ impl Allocator {
     /// Fails a job, or the part of it that it is at; what can still go on is given back.
     pub(super) async fn refuse(&mut self, job: Job, error: AllocError) -> Option<Job> {
         self.note_refused(&error);
-        let Job { id, work, deadline, demand, receipt, .. } = job;
+        let Job { id, work, deadline, demand, receipt, timer, .. } = job;
         match work {
             Work::Open(work) => {
                 let pools: Vec<PoolId> = self.chain.states().to_vec();
@@ -489,11 +492,11 @@ impl Allocator {
                 {
                     self.release_slot(appending.item.id).await;
                 }
-                self.note_receipt(&receipt);
                 work.end_item(Some(error), receipt);
                 let receipt = Receipt::default();
                 let priority = Priority::Newcomer;
-                Some(Job { id, work: Work::Append(work), deadline, demand, priority, receipt })
+                let work = Work::Append(work);
+                Some(Job { id, work, deadline, demand, priority, since: None, timer, receipt })
             }
         }
     }

@@ -221,7 +221,6 @@ fn settings(sections: &Sections) -> serde_json::Map<String, serde_json::Value> {
         ("device.copy_timeout_ms", device.copy_timeout.as_millis().to_string()),
         ("device.queue_depth", device.queue_depth.to_string()),
         ("service.mailbox", service.mailbox.to_string()),
-        ("service.panic_window_ms", service.panic_window.as_millis().to_string()),
     ];
     pairs.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect()
 }

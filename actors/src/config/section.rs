@@ -98,8 +98,6 @@ section! {
     ServiceConfig from RawService {
         /// Messages that may wait for one actor.
         mailbox as "mailbox": u32 = Within<1, 65_536>,
-        /// A second panic within so long of the first stops the service.
-        panic_window as "panic_window_ms": Duration = Millis<0, 86_400_000>,
     }
 }
 

@@ -52,7 +52,7 @@ macro_rules! words {
 words! {
     /// When holes are closed.
     Compaction {
-        /// When a demand needs the bytes, or the service is idle.
+        /// When a demand needs the bytes, or a pass is asked for.
         Lazy = "lazy",
         /// At every free.
         Eager = "eager",

@@ -117,7 +117,7 @@ async fn run_case(case: &Case, compaction: Compaction) -> Result<JointCase, Epis
     handle.verify().await?;
     let stats = handle.stats().await?;
     let evicted = |pool: Option<kvtide_core::unit::PoolId>| {
-        pool.map_or(0, |pool| stats.totals.evicted[pool].0)
+        pool.map_or(0, |pool| stats.totals.evicted[pool] as u32)
     };
     let outcome = JointCase {
         case: case.name,

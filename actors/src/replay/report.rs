@@ -118,7 +118,7 @@ impl Counts {
     fn new(tally: &Tally, stats: &Stats, verified: Verified) -> Self {
         let totals = &stats.totals;
         let evicted = stats.pools.iter().enumerate().map(|(place, pool)| {
-            let tokens = u64::from(totals.evicted.0[place].0) * u64::from(pool.page_tokens.0);
+            let tokens = totals.evicted.0[place] * u64::from(pool.page_tokens.0);
             (pool.name.to_string(), tokens)
         });
         Counts {

@@ -118,7 +118,7 @@ impl Ended {
     pub(super) fn stats(stats: &Stats) -> Self {
         let per_pool = |count: fn(&PoolStats) -> Pages| table(stats, |_, pool| count(pool));
         let totals = Table::new()
-            .with("evicted", table(stats, |pool, _| stats.totals.evicted[pool]))
+            .with("evicted", evicted_since_start(stats))
             .with("moved_pages", stats.totals.moved_pages)
             .with("moved_bytes", stats.totals.moved_bytes.0)
             .with("prepares", stats.totals.prepares)
@@ -203,7 +203,7 @@ fn difference(before: &Totals, after: &Totals) -> Receipt {
     let mut evicted = PerPool::default();
     let pools = evicted.0.iter_mut().zip(before.evicted.0).zip(after.evicted.0);
     for ((evicted, before), after) in pools {
-        *evicted = Pages(after.0.saturating_sub(before.0));
+        *evicted = Pages(after.saturating_sub(before) as u32);
     }
     Receipt {
         evicted,
@@ -212,6 +212,14 @@ fn difference(before: &Totals, after: &Totals) -> Receipt {
         prepares: after.prepares - before.prepares,
         waited: std::time::Duration::ZERO,
     }
+}
+
+/// What was evicted since the service started, by pool name, as tokens or slots.
+fn evicted_since_start(stats: &Stats) -> Table {
+    let pools = stats.pools.iter().zip(stats.totals.evicted.0);
+    pools
+        .map(|(pool, pages)| (pool.name.to_string(), pages * u64::from(pool.page_tokens.0)))
+        .collect()
 }
 
 /// Pages by pool name, as tokens or slots.

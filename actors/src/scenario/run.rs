@@ -52,6 +52,8 @@ pub struct Runner {
     gates: BTreeMap<String, MoveGate>,
     /// Operations started with `async`, by line.
     started: BTreeMap<u32, JoinHandle<Ended>>,
+    /// Names that operations under way will give, by their lines.
+    claimed: BTreeMap<u32, String>,
     delays: Delays,
 }
 
@@ -79,6 +81,7 @@ impl Runner {
             steps: BTreeMap::new(),
             gates: BTreeMap::new(),
             started: BTreeMap::new(),
+            claimed: BTreeMap::new(),
             delays: Delays::None,
         })
     }
@@ -98,7 +101,11 @@ impl Runner {
         let before = self.handle.stats().await?;
         let alone = self.started.is_empty();
         let ended = if step.waiting.mode == Mode::Async {
-            match self.begin(step).await {
+            let begun = self.begin(step).await;
+            if let Some(name) = new_name(&step.operation) {
+                self.claimed.insert(step.line, name);
+            }
+            match begun {
                 Poll::Pending => return Ok(Outcome::pending(step.line, name)),
                 Poll::Ready(ended) => {
                     // Done already: its outcome is kept for a `wait`, as if it had taken long.
@@ -271,7 +278,7 @@ impl Runner {
         let handle = self.handle.clone();
         Ok(match operation {
             Operation::Open { seq, tokens, namespace, priority: _ } => {
-                vacant(&self.sequences, "sequence", seq)?;
+                self.vacant(&self.sequences, "sequence", seq)?;
                 let (seq, tokens) = (seq.clone(), tokens.to_vec());
                 let options = OpenOptions { namespace: namespace_of(namespace), wait };
                 Box::pin(async move { Ended::opened(seq, handle.open(tokens, options).await) })
@@ -306,7 +313,7 @@ impl Runner {
                 Box::pin(async move { insert(&handle, tokens, options, publishing).await })
             }
             Operation::Reserve { reservation, demand } => {
-                vacant(&self.reservations, "reservation", reservation)?;
+                self.vacant(&self.reservations, "reservation", reservation)?;
                 let demand = self.demand(demand)?;
                 let exact = kvtide_core::demand::ExactDemand::raw(handle.chain(), demand)?;
                 let name = reservation.clone();
@@ -327,7 +334,10 @@ impl Runner {
         };
         let deadline = Duration::from_millis(deadline_ms);
         match tokio::time::timeout(deadline, &mut task).await {
-            Ok(Ok(ended)) => ended,
+            Ok(Ok(ended)) => {
+                self.claimed.remove(&line);
+                ended
+            }
             Ok(Err(_)) => Ended::failed(AllocError::Service(crate::error::ServiceError::Reset)),
             Err(_) => {
                 self.started.insert(line, task);
@@ -351,6 +361,22 @@ impl Runner {
             self.reservations.remove(name);
         }
         Ok(())
+    }
+
+    /// Whether a name is free: neither given nor claimed by an operation under way.
+    fn vacant<T>(
+        &self,
+        taken: &BTreeMap<String, T>,
+        what: &str,
+        name: &str,
+    ) -> Result<(), AllocError> {
+        let claim = format!("{what} {name}");
+        if self.claimed.values().any(|claimed| *claimed == claim) {
+            return Err(AllocError::InvalidOperation(format!(
+                "a {what} called `{name}` is on its way already"
+            )));
+        }
+        vacant(taken, what, name)
     }
 
     fn take_sequence(&mut self, name: &str) -> Result<Sequence, AllocError> {
@@ -469,6 +495,15 @@ fn publishing(state: StateWish) -> Publishing {
 
 fn unknown(what: &str, name: &str) -> AllocError {
     AllocError::UnknownName(format!("no {what} is called `{name}`"))
+}
+
+/// What an operation calls what it makes, by kind and name.
+fn new_name(operation: &Operation) -> Option<String> {
+    match operation {
+        Operation::Open { seq, .. } => Some(format!("sequence {seq}")),
+        Operation::Reserve { reservation, .. } => Some(format!("reservation {reservation}")),
+        _ => None,
+    }
 }
 
 fn vacant<T>(taken: &BTreeMap<String, T>, what: &str, name: &str) -> Result<(), AllocError> {
