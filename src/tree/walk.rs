@@ -174,8 +174,8 @@ impl<'a> Walk<'a> {
         taken
     }
 
-    /// Takes the policy's next leaf, all of it; where there is none, the next page that is not locked on a path that
-    /// is. Says whether there was one.
+    /// Takes the policy's next leaf, all of it, or as much of the last one as makes the demand fit: the rest would be
+    /// taken back. Where there is none, the next page that is not locked on a path that is. Says whether there was one.
     fn take_leaf(&mut self) -> bool {
         let mut tails: Vec<Pick> = Vec::new();
         for class in [VictimClass::Unneeded, VictimClass::Policy] {
@@ -195,6 +195,9 @@ impl<'a> Walk<'a> {
             let lane = self.hanging(node).unwrap_or(Lane::Tail);
             let position = self.overlay.vitals(node).end() - 1;
             self.take(pick.class, node, lane, position);
+            if lane == Lane::Tail && self.freed.fits().is_ok() {
+                break;
+            }
         }
         settle_dropped(&mut self.overlay, node);
         true
