@@ -21,6 +21,7 @@ struct Sums {
     judged: u64,
     refused: u64,
     evicted: u64,
+    gated: u64,
 }
 
 /// A case and its operations.
@@ -37,13 +38,24 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
-/// Runs all operations; says how many allocations of each were granted, and what there is to see at the end.
-async fn run(case: &Case, ops: &[Op], sums: &mut Sums) -> Result<(Vec<u32>, End), String> {
+/// What a run came to: how many allocations of each operation were granted, the last operation that was refused under
+/// gates, and what there is to see at the end.
+struct Told {
+    granted: Vec<u32>,
+    gated: Option<usize>,
+    end: End,
+}
+
+async fn run(case: &Case, ops: &[Op], sums: &mut Sums) -> Result<Told, String> {
     let mut run = Run::start(case, Watch::Judge).await;
-    let mut granted = Vec::with_capacity(ops.len());
+    let (mut granted, mut gated) = (Vec::with_capacity(ops.len()), None);
     for (index, op) in ops.iter().enumerate() {
         let done = run.step(op, u32::MAX).await;
         granted.push(done.map_err(|wrong| format!("operation {index}, {op:?}: {wrong}"))?);
+        let alone = matches!(op, Op::Reserve { .. } | Op::Extend { .. });
+        if run.gated && alone {
+            gated = Some(index);
+        }
         if index % 16 == 15 {
             run.verify().await.map_err(|wrong| format!("after operation {index}: {wrong}"))?;
         }
@@ -53,29 +65,39 @@ async fn run(case: &Case, ops: &[Op], sums: &mut Sums) -> Result<(Vec<u32>, End)
     sums.judged += run.judged;
     sums.refused += run.refused;
     sums.evicted += run.evicted;
+    sums.gated += u64::from(gated.is_some());
     run.tear_down().await?;
-    Ok((granted, end))
+    Ok(Told { granted, gated, end })
 }
 
 /// Runs only what was granted, unwatched: refusals and questions have left no trace if it ends alike (I10).
-async fn replay(case: &Case, ops: &[Op], granted: &[u32]) -> Result<End, String> {
+async fn replay<'a>(case: &'a Case, ops: &[Op], granted: &[u32]) -> Result<Run<'a>, String> {
     let mut run = Run::start(case, Watch::Replay).await;
     for (op, &limit) in ops.iter().zip(granted) {
         run.step(op, limit).await?;
     }
-    let end = run.end().await?;
-    run.tear_down().await?;
-    Ok(end)
+    Ok(run)
 }
 
 fn check(case: &Case, ops: &[Op], sums: &mut Sums) -> Result<(), String> {
     block_on(async {
-        let (granted, end) = run(case, ops, sums).await?;
+        let Told { granted, gated, end } = run(case, ops, sums).await?;
         let again = replay(case, ops, &granted).await?;
-        if end == again {
-            return Ok(());
+        let without = again.end().await?;
+        again.tear_down().await?;
+        if end != without {
+            return Err(format!(
+                "refusals or questions left a trace: {end:?}\nwithout: {without:?}"
+            ));
         }
-        Err(format!("refusals or questions left a trace: {end:?}\nwithout them: {again:?}"))
+        let Some(index) = gated else { return Ok(()) };
+        // What was refused under gates has no place there, even with everything evictable gone in earnest.
+        let mut emptied = replay(case, ops, &granted[..index]).await?;
+        emptied.step(&Op::Flush, 1).await?;
+        match emptied.step(&ops[index], 1).await? {
+            0 => emptied.tear_down().await,
+            _ => Err(format!("operation {index}, {:?}: fits once all is flushed", ops[index])),
+        }
     })
 }
 
@@ -111,10 +133,11 @@ fn every_allocation_is_granted_exactly_where_a_search_finds_a_placement() {
             panic!("seed {seed}: {wrong}\n{case:#?}\nshortest: {short:#?}\n{still}");
         }
     }
-    let Sums { ops, judged, refused, evicted } = sums;
+    let Sums { ops, judged, refused, evicted, gated } = sums;
     println!(
-        "{seeds} seeds, {ops} operations, {judged} allocations: {refused} refused, {evicted} evicting"
+        "{seeds} seeds, {ops} operations, {judged} allocations: {refused} refused, {evicted} evicting; {gated} seeds with refusals under gates"
     );
     // Else the cases are too tame to show anything.
     assert!(refused * 20 > judged && evicted * 20 > judged, "{refused} and {evicted} of {judged}");
+    assert!(gated * 20 > seeds, "{gated} of {seeds}");
 }

@@ -29,6 +29,8 @@ pub struct Run<'a> {
     pub refused: u64,
     /// And those that evicted something.
     pub evicted: u64,
+    /// Whether the last step was refused while a gate was closed, with nothing but its demand to decide that.
+    pub gated: bool,
 }
 
 /// Whether outcomes are judged, or only brought about.
@@ -74,6 +76,7 @@ impl<'a> Run<'a> {
             judged: 0,
             refused: 0,
             evicted: 0,
+            gated: false,
         }
     }
 
@@ -82,6 +85,7 @@ impl<'a> Run<'a> {
         if limit == 0 {
             return Ok(0);
         }
+        self.gated = false;
         let granted = self.act(op, limit).await?;
         // Handles dropped at once are taken back one by one, however many requests come in between.
         self.cache.settle().await.map_err(text)?;
@@ -361,6 +365,7 @@ impl<'a> Run<'a> {
         let after = self.cache.stats().await.map_err(text)?;
         self.judged += 1;
         self.refused += u64::from(outcome.is_err());
+        self.gated = before.gated && call == Call::Only && outcome.is_err();
         let evicted = |receipt: &Receipt| receipt.evicted != Default::default();
         self.evicted += u64::from(outcome.as_ref().is_ok_and(evicted));
         judge(self.case, &mut self.oracle, call, &before, outcome, &after)
