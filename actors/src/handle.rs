@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvtide_core::chain::Chain;
 use kvtide_core::demand::{AnyDemand, Demand, WindowDemand};
-use kvtide_core::tree::Namespace;
+use kvtide_core::tree::{Namespace, User};
 use kvtide_core::unit::{Bytes, PoolId, Token, Tokens};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -35,6 +35,8 @@ pub struct OpenOptions {
     pub namespace: Namespace,
     /// How long to wait for memory that others give back; not at all, if `None`.
     pub wait: Option<Duration>,
+    /// Under the `priority` policy, prefixes of a higher priority are kept longer.
+    pub priority: i64,
 }
 
 /// An open sequence. Dropped, it gives back its pages and its hold on the cached prefix.
@@ -101,11 +103,11 @@ impl CacheHandle {
     ) -> Result<Sequence, AllocError> {
         let id = SequenceId(self.shared.fresh());
         let back = self.shared.giveback(Returned::Sequence(id));
-        let OpenOptions { namespace, wait } = options;
-        let deadline = deadline(wait);
+        let OpenOptions { namespace, wait, priority } = options;
+        let (deadline, user) = (deadline(wait), User { priority });
         let opened = self
             .shared
-            .ask(|reply| Request::Open { id, namespace, tokens, deadline, reply })
+            .ask(|reply| Request::Open { id, namespace, user, tokens, deadline, reply })
             .await?;
         debug_assert_eq!(opened.id, id);
         Ok(Sequence {

@@ -230,7 +230,7 @@ impl<'a> Scheduler<'a> {
             let answer: Vec<Token> = request.output().collect();
             tokens.extend(&answer[..generated]);
             let length = tokens.len() as u32;
-            let options = OpenOptions { namespace: Namespace::default(), wait: None };
+            let options = OpenOptions::default();
             let asked = Instant::now();
             let opened = self.handle.open(tokens, options).await;
             self.tally.allocation(asked.elapsed());
