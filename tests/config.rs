@@ -6,8 +6,8 @@ use std::fs;
 use std::path::Path;
 
 use kvtide::config::{
-    Compaction, Config, ConfigError, Engine, Policy, Prefer, Quota, Windows, joint_pages, page_bytes,
-    preset_names,
+    Compaction, Config, ConfigError, Engine, Policy, Prefer, Quota, Windows, joint_pages,
+    page_bytes, preset_names,
 };
 use kvtide_core::chain::{Grow, PoolKind, PoolSpec};
 use kvtide_core::demand::Demand;

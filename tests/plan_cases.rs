@@ -6,8 +6,8 @@ use kvtide_core::chain::{Chain, Grow, PoolKind, PoolSpec};
 use kvtide_core::demand::Demand;
 use kvtide_core::fit::{Bound, Geometry};
 use kvtide_core::tree::{
-    Namespace, Ordinals, OwnPage, PlanRefusal, PlanRequest, Prefer, Quota, ReclaimPlan,
-    Tree, TreeSettings,
+    Namespace, Ordinals, OwnPage, PlanRefusal, PlanRequest, Prefer, Quota, ReclaimPlan, Tree,
+    TreeSettings,
 };
 use kvtide_core::unit::{Bytes, Pages, PoolId, Token, Tokens, VirtId};
 

@@ -114,7 +114,7 @@ impl World {
         let tokens = self.tokens();
         let priority = self.below(5) as i64 - 2;
         let (lock, matched) = self.tree.lock_match(&Namespace::default(), &tokens);
-        let lock = lock.used_by(User { priority, ..User::default() });
+        let lock = lock.used_by(User { priority });
         let path = tokens[..(matched.pages.0 * PAGE_TOKENS) as usize].to_vec();
         let longest = (PAGE_TOKENS as usize..tokens.len())
             .step_by(PAGE_TOKENS as usize)
@@ -135,11 +135,11 @@ impl World {
             return;
         }
         let index = self.below(self.held.len() as u64) as usize;
-        let Held { lock, mut path, priority } = self.held.swap_remove(index);
         let mut tokens = self.tokens();
         tokens.truncate(tokens.len() / 2 * 2);
         let count = tokens.len() as u32 / PAGE_TOKENS;
         self.make_room(count);
+        let Held { lock, mut path, priority } = self.held.swap_remove(index);
         let demand = Demand::default().with(FULL, Pages(count)).unwrap();
         let Some(placed) = self.arena.place(&demand) else {
             return self.held.push(Held { lock, path, priority });

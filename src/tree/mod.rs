@@ -72,8 +72,8 @@ pub use node::VictimClass;
 pub use ordinals::Ordinals;
 pub use plan::{PlanRefusal, PlanRequest, Prefer, Quota, ReclaimPlan, Victim};
 pub use policy::{
-    ByPriority, Candidate, EvictionPolicy, Fifo, Filo, Lfu, Lru, Mru, PolicyKind, Rank, Record, Slru,
-    Tlru, TreeSettings,
+    ByPriority, Candidate, EvictionPolicy, Fifo, Filo, Lfu, Lru, Mru, PolicyKind, Rank, Record,
+    Slru, Tlru, TreeSettings,
 };
 pub use publish::{Fate, OwnPage, Published};
 

@@ -8,8 +8,8 @@ use kvtide_core::chain::{Chain, Grow, PoolKind, PoolSpec};
 use kvtide_core::demand::Demand;
 use kvtide_core::fit::Geometry;
 use kvtide_core::tree::{
-    Detached, Fate, Lock, Namespace, Ordinals, OwnPage, PlanRequest, Prefer, Quota,
-    Tree, TreeSettings,
+    Detached, Fate, Lock, Namespace, Ordinals, OwnPage, PlanRequest, Prefer, Quota, Tree,
+    TreeSettings,
 };
 use kvtide_core::unit::{Bytes, Pages, PerPool, PoolId, Token, Tokens, VirtId};
 use model::{Held, Key, Model, Page};

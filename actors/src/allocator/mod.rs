@@ -10,9 +10,11 @@
 
 mod allocate;
 mod append;
+mod copies;
 mod holds;
 mod inspect;
 mod job;
+mod publish;
 mod queue;
 mod sequences;
 

@@ -1,22 +1,18 @@
-//! Opening, extending, publishing and closing sequences.
+//! Opening, extending and closing sequences.
 
 use kameo::actor::ActorRef;
-use kvtide_core::arena::{CopyBatch, Grant};
+use kvtide_core::arena::Grant;
 use kvtide_core::demand::WindowDemand;
 use kvtide_core::sequence::{Sequence, SequenceError};
-use kvtide_core::tree::{Fate, Namespace, Ordinals, User};
+use kvtide_core::tree::{Namespace, User};
 use kvtide_core::unit::{PoolId, Token, VirtId};
 use tokio::time::Instant;
 
 use super::append::unknown;
-use super::job::{
-    AppendWork, CheckpointWork, Claim, Copying, ExtendWork, Job, JobId, OpenWork, Priority, Work,
-};
+use super::job::{AppendWork, Claim, ExtendWork, Job, JobId, OpenWork, Priority, Work};
 use super::{Activity, Allocator, Slot, gone};
-use crate::compactor::{CopyOutcome, CopyPages};
-use crate::device::CopyTicket;
 use crate::error::AllocError;
-use crate::message::{Matched, Opened, Publishing, Receipt, Reply, Request, Reserved, SequenceId};
+use crate::message::{Matched, Opened, Receipt, Reply, Request, Reserved, SequenceId};
 use crate::radix;
 
 impl Allocator {
@@ -134,123 +130,6 @@ impl Allocator {
         Ok((slot.sequence.computed(), target, demand))
     }
 
-    /// Publishes what is computed so far; with a state, if asked for, the model has one and none is there yet.
-    async fn checkpoint(
-        &mut self,
-        id: SequenceId,
-        publishing: Publishing,
-        deadline: Option<Instant>,
-        reply: Reply<Receipt>,
-        me: &ActorRef<Self>,
-    ) {
-        match self.wants_state(id, publishing).await {
-            Ok(true) => {
-                if let Some(slot) = self.sequences.get_mut(&id) {
-                    slot.activity = Activity::Working;
-                }
-                let slots = Vec::new();
-                let work = CheckpointWork { id, slots, reply };
-                let job = self.job(Work::Checkpoint(work), deadline);
-                self.run(job, me).await;
-            }
-            Ok(false) => {
-                let result = self.publish(id, None).await;
-                let _ = reply.send(result.map(|()| Receipt::default()));
-            }
-            Err(error) => drop(reply.send(Err(error))),
-        }
-    }
-
-    /// Whether a checkpoint now would store a state that is not there yet.
-    async fn wants_state(
-        &mut self,
-        id: SequenceId,
-        publishing: Publishing,
-    ) -> Result<bool, AllocError> {
-        let slot = self.sequences.get_mut(&id).ok_or_else(|| unknown(id))?;
-        if publishing != Publishing::PagesAndState
-            || self.chain.states().is_empty()
-            || !slot.sequence.is_at_boundary(&self.chain)
-        {
-            return Ok(false);
-        }
-        let tokens = slot.sequence.publication(&self.chain).tokens;
-        let lock = slot.sequence.take_lock();
-        let answer = self.radix.ask(radix::HasState { lock, tokens }).await.map_err(gone)?;
-        if let Some(slot) = self.sequences.get_mut(&id) {
-            slot.sequence.put_lock(answer.lock);
-        }
-        Ok(!answer.found)
-    }
-
-    /// Adds whole computed pages to the tree and moves the sequence's hold to their end.
-    async fn publish(
-        &mut self,
-        id: SequenceId,
-        states: Option<Vec<VirtId>>,
-    ) -> Result<(), AllocError> {
-        let slot = self.sequences.get_mut(&id).ok_or_else(|| unknown(id))?;
-        let publication = slot.sequence.publication(&self.chain);
-        if publication.pages.is_empty() && states.is_none() {
-            return Ok(());
-        }
-        let lock = slot.sequence.take_lock();
-        let pages = publication.pages.clone();
-        let question = radix::Publish {
-            lock,
-            tokens: publication.tokens,
-            pages: publication.pages,
-            states: states.clone(),
-        };
-        let published = self.radix.ask(question).await.map_err(gone)?.0;
-        for (page, fate) in pages.iter().zip(&published.fates) {
-            self.settle_fate(page.virt, page.windows, fate);
-        }
-        if let Some(states) = states {
-            let pools = self.chain.states().iter().copied().enumerate().zip(states);
-            let kept = pools.filter(|((ordinal, _), _)| !published.states_taken.contains(*ordinal));
-            let kept: Vec<_> = kept.map(|((_, pool), virt)| (pool, virt)).collect();
-            self.free(kept);
-        }
-        if let Some(slot) = self.sequences.get_mut(&id) {
-            slot.sequence.published(published.lock, &published.fates);
-        }
-        self.extend_lease_locks(id).await?;
-        // What was this sequence's alone may now be another's to evict.
-        self.note_progress();
-        Ok(())
-    }
-
-    /// A duplicate's window pages heal the tree's tombstone or are freed, then the page itself is freed.
-    fn settle_fate(&mut self, own: VirtId, windows: Ordinals, fate: &Fate) {
-        let Fate::Duplicate { tree, healed } = fate else { return };
-        if *tree == own {
-            return;
-        }
-        let pools: Vec<PoolId> = self.chain.windows().to_vec();
-        for (ordinal, pool) in pools.into_iter().enumerate() {
-            if windows.contains(ordinal) && healed.contains(ordinal) {
-                let bound = self.arena.rebind_window(pool, own, *tree);
-                debug_assert!(bound.is_ok(), "I5: a healed tombstone is a bound full id");
-            }
-        }
-        let full = self.chain.full();
-        // Window pages that are still bound under it go with the full page.
-        self.free(full.map(|full| (full, own)));
-    }
-
-    /// Publishes, and closes.
-    async fn finish(&mut self, id: SequenceId, publishing: Publishing) -> Result<(), AllocError> {
-        let wants_state = self.wants_state(id, publishing).await?;
-        if publishing != Publishing::Nothing {
-            let slot = self.sequences.get_mut(&id).ok_or_else(|| unknown(id))?;
-            let states = wants_state.then(|| slot.sequence.take_running());
-            self.publish(id, states).await?;
-        }
-        self.close(id).await;
-        Ok(())
-    }
-
     /// Closes a sequence and gives back all that it holds.
     pub(super) async fn close(&mut self, id: SequenceId) {
         let Some(slot) = self.sequences.get_mut(&id) else { return };
@@ -323,86 +202,8 @@ impl Allocator {
         self.answer(job).await;
     }
 
-    /// Which slots a job's state comes from and goes to.
-    fn state_copies(&self, job: &Job) -> Vec<(PoolId, VirtId, VirtId)> {
-        let (from, to) = match &job.work {
-            Work::Open(work) => (work.matched.states.as_deref().unwrap_or(&[]), &work.running),
-            Work::Checkpoint(work) => match self.sequences.get(&work.id) {
-                Some(slot) => (slot.sequence.running(), &work.slots),
-                None => return Vec::new(),
-            },
-            _ => return Vec::new(),
-        };
-        let pairs = from.iter().copied().zip(to.iter().copied());
-        let pools = self.chain.states().iter().copied();
-        pools.zip(pairs).map(|(pool, (from, to))| (pool, from, to)).collect()
-    }
-
-    /// Copies states by the engine, their pages held in place meanwhile.
-    async fn copy_states(
-        &mut self,
-        job: Job,
-        pairs: Vec<(PoolId, VirtId, VirtId)>,
-        me: &ActorRef<Self>,
-    ) {
-        if pairs.iter().any(|&(pool, from, _)| self.arena.is_moving(pool, from)) {
-            self.deferred.push_back(job);
-            return;
-        }
-        let mut holds = Vec::new();
-        let mut batches = Vec::new();
-        for &(pool, from, to) in &pairs {
-            holds.extend([(pool, from), (pool, to)]);
-            if let (Some(from), Some(to)) =
-                (self.arena.locate(pool, from), self.arena.locate(pool, to))
-            {
-                batches.push(CopyBatch { pool, pairs: vec![(from, to)] });
-            }
-        }
-        let lease = match self.arena.begin_lease(&holds) {
-            Ok(lease) => lease,
-            Err(error) => {
-                debug_assert!(false, "I4: a matched state is live");
-                let error = AllocError::CopyFailed(error.to_string());
-                let _ = self.refuse(job, error).await;
-                return;
-            }
-        };
-        let ticket = CopyTicket(self.fresh());
-        self.copying.insert(ticket, Copying { job, lease, pairs });
-        let copies = CopyPages { ticket, batches, allocator: me.clone() };
-        if self.compactor.tell(copies).send().await.is_err()
-            && let Some(copying) = self.copying.remove(&ticket)
-        {
-            self.end_copying(copying, CopyOutcome::lost()).await;
-        }
-    }
-
-    /// Goes on with a job whose state was copied, or fails it.
-    pub(super) async fn end_copying(&mut self, copying: Copying, outcome: CopyOutcome) {
-        let Copying { job, lease, pairs } = copying;
-        self.ready.append(&mut self.after_copies);
-        let ended = self.arena.end_lease(lease);
-        debug_assert!(ended.is_ok(), "I6: a copy ends its lease once");
-        self.note_progress();
-        match outcome.failure() {
-            Some(failure) => {
-                let _ = self.refuse(job, failure.error).await;
-            }
-            None => {
-                for (pool, from, to) in pairs {
-                    if let Some(tag) = self.arena.content(pool, from) {
-                        let set = self.arena.set_content(pool, to, tag);
-                        debug_assert!(set.is_ok(), "I4: a job's own slot is live");
-                    }
-                }
-                self.answer(job).await;
-            }
-        }
-    }
-
     /// Answers a job whose pages are all there and written. An asker that is gone keeps nothing.
-    async fn answer(&mut self, job: Job) {
+    pub(super) async fn answer(&mut self, job: Job) {
         let receipt = job.receipt;
         match job.work {
             Work::Open(work) => self.answer_open(work, receipt).await,

@@ -9,7 +9,6 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use kvtide_core::tree::Namespace;
 use kvtide_core::unit::{Token, Tokens};
 
 use super::tally::Tally;

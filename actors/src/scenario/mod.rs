@@ -39,6 +39,7 @@
 //! The files: [`Scenario`] and its [`Step`]s, the [`Header`], the [`Operation`]s with their [`TokenList`]s, the
 //! [`Outcome`]s and [`Totals`], the [`Expectation`]s and [`Failure`]s, and the [`ScenarioError`] with its [`Place`].
 
+mod allocating;
 mod ended;
 mod expect;
 mod fault;
@@ -49,6 +50,7 @@ mod operation;
 mod outcome;
 mod place;
 mod run;
+mod setup;
 mod tokens;
 
 pub use ended::probe_outcome;

@@ -9,18 +9,17 @@ use std::time::Duration;
 use kvtide_core::chain::Chain;
 use kvtide_core::demand::Demand;
 use kvtide_core::tree;
-use kvtide_core::unit::{Bytes, PoolId, Tokens};
+use kvtide_core::unit::{Bytes, PoolId};
 use tokio::task::JoinHandle;
 
 use super::ended::{Ended, Restored, State, detail};
 use super::{
-    Arena, DemandByName, FaultWish, Header, Mode, Namespace, Operation, Outcome, Publish, Scenario,
-    ScenarioError, StateWish, Step, Waiting,
+    DemandByName, FaultWish, Mode, Namespace, Operation, Outcome, Publish, Scenario, ScenarioError,
+    StateWish, Step,
 };
-use crate::config::{Config, Engine};
-use crate::device::{EngineKind, Fault};
+use crate::device::Fault;
 use crate::error::{AllocError, StartError};
-use crate::handle::{CacheHandle, MoveGate, OpenOptions, Reservation, Sequence, StepLease};
+use crate::handle::{CacheHandle, MoveGate, Reservation, Sequence, StepLease};
 use crate::message::{Left, Publishing};
 use crate::report::{Explanation, Totals};
 use crate::service::CacheService;
@@ -40,14 +39,14 @@ pub enum RunError {
 }
 
 /// An operation on its way; boxed, for it may be left to run while the scenario goes on.
-type Doing = Pin<Box<dyn Future<Output = Ended> + Send>>;
+pub(super) type Doing = Pin<Box<dyn Future<Output = Ended> + Send>>;
 
 /// A service under a scenario, and everything that the scenario has named.
 pub struct Runner {
     service: CacheService,
-    handle: CacheHandle,
-    sequences: BTreeMap<String, Sequence>,
-    reservations: BTreeMap<String, Reservation>,
+    pub(super) handle: CacheHandle,
+    pub(super) sequences: BTreeMap<String, Sequence>,
+    pub(super) reservations: BTreeMap<String, Reservation>,
     steps: BTreeMap<String, StepLease>,
     gates: BTreeMap<String, MoveGate>,
     /// Operations started with `async`, by line.
@@ -70,7 +69,7 @@ impl Runner {
     /// # Errors
     /// [`RunError`] for a key or an arena that cannot be, or an engine that is not there.
     pub async fn start(scenario: &Scenario) -> Result<Self, RunError> {
-        let config = configure(scenario)?;
+        let config = super::setup::configure(scenario)?;
         let service = CacheService::start(config).await?;
         let handle = service.handle();
         Ok(Runner {
@@ -272,62 +271,6 @@ impl Runner {
         }
     }
 
-    /// An allocating operation, ready to be run; it owns what it works on until it has ended.
-    fn allocating(&mut self, operation: &Operation, waiting: Waiting) -> Result<Doing, AllocError> {
-        let wait = waiting.deadline_ms.map(Duration::from_millis);
-        let handle = self.handle.clone();
-        Ok(match operation {
-            Operation::Open { seq, tokens, namespace, priority } => {
-                self.vacant(&self.sequences, "sequence", seq)?;
-                let (seq, tokens) = (seq.clone(), tokens.to_vec());
-                let options = open_options(namespace, *priority, wait);
-                Box::pin(async move { Ended::opened(seq, handle.open(tokens, options).await) })
-            }
-            Operation::Extend { seq, count } => {
-                let (seq, mut sequence) = self.claim_sequence(seq)?;
-                let count = count.map(Tokens);
-                Box::pin(async move {
-                    let result = sequence.extend(count, wait).await;
-                    Ended::from(result).with(Restored::Sequence(seq, sequence))
-                })
-            }
-            Operation::Append { seq, tokens } => {
-                let (seq, mut sequence) = self.claim_sequence(seq)?;
-                let tokens = tokens.to_vec();
-                Box::pin(async move {
-                    let result = sequence.append(tokens, wait).await;
-                    Ended::appended(result).with(Restored::Sequence(seq, sequence))
-                })
-            }
-            Operation::Checkpoint { seq, state } => {
-                let (seq, mut sequence) = self.claim_sequence(seq)?;
-                let publishing = publishing(*state);
-                Box::pin(async move {
-                    let result = sequence.checkpoint(publishing, wait).await;
-                    Ended::from(result).with(Restored::Sequence(seq, sequence))
-                })
-            }
-            Operation::Insert { tokens, state, namespace, priority } => {
-                let options = open_options(namespace, *priority, wait);
-                let (tokens, publishing) = (tokens.to_vec(), publishing(*state));
-                Box::pin(async move { insert(&handle, tokens, options, publishing).await })
-            }
-            Operation::Reserve { reservation, demand } => {
-                self.vacant(&self.reservations, "reservation", reservation)?;
-                let demand = self.demand(demand)?;
-                let exact = kvtide_core::demand::ExactDemand::raw(handle.chain(), demand)?;
-                let name = reservation.clone();
-                Box::pin(async move { Ended::reserved(name, handle.reserve(exact, wait).await) })
-            }
-            other => {
-                return Err(AllocError::Unsupported(format!(
-                    "`{}` is not built yet",
-                    other.name()
-                )));
-            }
-        })
-    }
-
     async fn wait(&mut self, line: u32, deadline_ms: u64) -> Ended {
         let Some(mut task) = self.started.remove(&line) else {
             return Ended::failed(unknown("operation started on line", &line.to_string()));
@@ -364,7 +307,7 @@ impl Runner {
     }
 
     /// Whether a name is free: neither given nor claimed by an operation under way.
-    fn vacant<T>(
+    pub(super) fn vacant<T>(
         &self,
         taken: &BTreeMap<String, T>,
         what: &str,
@@ -383,7 +326,7 @@ impl Runner {
         self.sequences.remove(name).ok_or_else(|| unknown("sequence", name))
     }
 
-    fn claim_sequence(&mut self, name: &str) -> Result<(String, Sequence), AllocError> {
+    pub(super) fn claim_sequence(&mut self, name: &str) -> Result<(String, Sequence), AllocError> {
         Ok((name.to_owned(), self.take_sequence(name)?))
     }
 
@@ -398,7 +341,7 @@ impl Runner {
         }
     }
 
-    fn demand(&self, amounts: &DemandByName) -> Result<Demand, AllocError> {
+    pub(super) fn demand(&self, amounts: &DemandByName) -> Result<Demand, AllocError> {
         demand(self.handle.chain(), amounts)
     }
 }
@@ -416,86 +359,14 @@ pub fn demand(chain: &Chain, amounts: &DemandByName) -> Result<Demand, AllocErro
     Ok(demand)
 }
 
-async fn insert(
-    handle: &CacheHandle,
-    tokens: Vec<kvtide_core::unit::Token>,
-    options: OpenOptions,
-    publishing: Publishing,
-) -> Ended {
-    let wait = options.wait;
-    let mut sequence = match handle.open(tokens, options).await {
-        Ok(sequence) => sequence,
-        Err(error) => return Ended::failed(error),
-    };
-    let matched = sequence.matched();
-    let opened = sequence.receipt();
-    match sequence.extend(None, wait).await {
-        Ok(extended) => match sequence.finish(publishing).await {
-            Ok(()) => Ended::inserted(matched, opened, extended),
-            Err(error) => Ended::failed(error),
-        },
-        Err(error) => {
-            let closed = sequence.close().await;
-            Ended::failed(closed.err().unwrap_or(error)).after(opened)
-        }
-    }
-}
-
-fn configure(scenario: &Scenario) -> Result<Config, RunError> {
-    let header: &Header = &scenario.header;
-    let mut config = match &header.arena {
-        Arena::Inline(arena) => {
-            let chain = &arena.chain;
-            let pools = chain.pool_ids().map(|pool| chain.pool(pool).clone()).collect();
-            Config::from_pools(
-                &header.name,
-                chain.total(),
-                chain.page_tokens(),
-                Some(chain.sink()),
-                pools,
-            )
-            .map_err(|error| scenario.refuse(header.place, error))?
-        }
-        Arena::Config { path, place } => {
-            Config::load(path).map_err(|error| scenario.refuse(*place, error))?
-        }
-    };
-    let engine = match header.engine {
-        EngineKind::Host => Engine::Host,
-        EngineKind::Accounting => Engine::Accounting,
-        EngineKind::Cuda => {
-            let what = StartError::DeviceUnavailable(
-                "this build has no `cuda` engine; `host` and `accounting` are there".into(),
-            );
-            return Err(scenario.refuse(header.place, what).into());
-        }
-    };
-    config = config.with_engine(engine);
-    for key in &header.cache {
-        config
-            .apply_flat_key(&key.key, &key.value)
-            .map_err(|error| scenario.refuse(key.place, error))?;
-    }
-    Ok(config)
-}
-
-fn open_options(
-    namespace: &Namespace,
-    priority: Option<i64>,
-    wait: Option<Duration>,
-) -> OpenOptions {
-    let priority = priority.unwrap_or_default();
-    OpenOptions { namespace: namespace_of(namespace), wait, priority }
-}
-
-fn namespace_of(namespace: &Namespace) -> tree::Namespace {
+pub(super) fn namespace_of(namespace: &Namespace) -> tree::Namespace {
     tree::Namespace {
         salt: namespace.salt.as_deref().map(Into::into),
         adapter: namespace.adapter.as_deref().map(Into::into),
     }
 }
 
-fn publishing(state: StateWish) -> Publishing {
+pub(super) fn publishing(state: StateWish) -> Publishing {
     match state {
         StateWish::Default | StateWish::Store => Publishing::PagesAndState,
         StateWish::Skip => Publishing::Pages,

@@ -1,23 +1,27 @@
 //! What an engine holds: the handle to the service, and guards that give everything back when dropped.
 
+mod sequence;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvtide_core::chain::Chain;
-use kvtide_core::demand::{AnyDemand, Demand, WindowDemand};
+use kvtide_core::demand::{AnyDemand, Demand};
 use kvtide_core::tree::{Namespace, User};
-use kvtide_core::unit::{Bytes, PoolId, Token, Tokens};
+use kvtide_core::unit::{Bytes, PoolId, Token};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::device::Fault;
 use crate::error::{AllocError, ServiceError};
 use crate::message::{
-    AppendItem, Appended, Begun, GateKey, Left, Matched, PageTable, Publishing, Receipt, Reply,
-    Request, ReservationId, ReturnPath, Returned, SequenceId, StepId,
+    AppendItem, Appended, Begun, GateKey, Left, Matched, PageTable, Receipt, Reply, Request,
+    ReservationId, ReturnPath, Returned, SequenceId, StepId,
 };
 use crate::report::{Explanation, Stats, Verified};
 use crate::service::Shared;
+
+pub use sequence::Sequence;
 
 /// A handle to a running service. Cheap to clone; every call is one message to the allocator.
 ///
@@ -37,16 +41,6 @@ pub struct OpenOptions {
     pub wait: Option<Duration>,
     /// Under the `priority` policy, prefixes of a higher priority are kept longer.
     pub priority: i64,
-}
-
-/// An open sequence. Dropped, it gives back its pages and its hold on the cached prefix.
-#[must_use = "a sequence that is dropped gives its pages back"]
-pub struct Sequence {
-    id: SequenceId,
-    matched: Matched,
-    receipt: Receipt,
-    shared: Arc<Shared>,
-    back: GiveBack,
 }
 
 /// Pages held by number only. Dropped, it gives them back.
@@ -267,113 +261,6 @@ impl CacheHandle {
     /// [`AllocError::Service`].
     pub async fn fault(&self, fault: Fault) -> Result<(), AllocError> {
         self.shared.ask(|reply| Request::Fault { fault, reply }).await
-    }
-}
-
-impl Sequence {
-    /// Its name.
-    #[must_use]
-    pub fn id(&self) -> SequenceId {
-        self.id
-    }
-
-    /// What its prompt matched when it was opened.
-    #[must_use]
-    pub fn matched(&self) -> Matched {
-        self.matched
-    }
-
-    /// What opening it took.
-    #[must_use]
-    pub fn receipt(&self) -> Receipt {
-        self.receipt
-    }
-
-    /// Allocates pages for the next `count` prompt tokens, or for all that are left.
-    ///
-    /// # Errors
-    /// Any [`AllocError`] of an allocation; [`AllocError::InvalidOperation`] past the prompt.
-    pub async fn extend(
-        &mut self,
-        count: Option<Tokens>,
-        wait: Option<Duration>,
-    ) -> Result<Receipt, AllocError> {
-        self.extend_with(WindowDemand::Every, count, wait).await
-    }
-
-    /// As [`extend`](Self::extend), for prompt tokens computed elsewhere (a remote prefill): of the new pages only those
-    /// that the window still covers afterwards get window pages.
-    ///
-    /// # Errors
-    /// As [`extend`](Self::extend).
-    pub async fn extend_fetched(
-        &mut self,
-        count: Option<Tokens>,
-        wait: Option<Duration>,
-    ) -> Result<Receipt, AllocError> {
-        self.extend_with(WindowDemand::Tail, count, wait).await
-    }
-
-    async fn extend_with(
-        &mut self,
-        windows: WindowDemand,
-        count: Option<Tokens>,
-        wait: Option<Duration>,
-    ) -> Result<Receipt, AllocError> {
-        let (id, deadline) = (self.id, deadline(wait));
-        self.shared.ask(|reply| Request::Extend { id, count, windows, deadline, reply }).await
-    }
-
-    /// One decode step per token. What was appended before a failure stays.
-    ///
-    /// # Errors
-    /// [`AllocError::Service`]; any other failure is in [`Appended::stopped`].
-    pub async fn append(
-        &mut self,
-        tokens: Vec<Token>,
-        wait: Option<Duration>,
-    ) -> Result<Appended, AllocError> {
-        let (items, deadline) = (vec![AppendItem { id: self.id, tokens }], deadline(wait));
-        let done = self.shared.ask(|reply| Request::Append { items, deadline, reply }).await?;
-        done.into_iter().next().ok_or(AllocError::Service(ServiceError::Reset))
-    }
-
-    /// Publishes whole pages computed so far, with a copy of the state if at a page boundary and wanted; goes on.
-    ///
-    /// # Errors
-    /// Any [`AllocError`] of an allocation: a state checkpoint takes a slot.
-    pub async fn checkpoint(
-        &mut self,
-        publishing: Publishing,
-        wait: Option<Duration>,
-    ) -> Result<Receipt, AllocError> {
-        let (id, deadline) = (self.id, deadline(wait));
-        self.shared.ask(|reply| Request::Checkpoint { id, publishing, deadline, reply }).await
-    }
-
-    /// Publishes as asked, and closes.
-    ///
-    /// # Errors
-    /// [`AllocError::Service`].
-    pub async fn finish(mut self, publishing: Publishing) -> Result<(), AllocError> {
-        let id = self.id;
-        let result = self.shared.ask(|reply| Request::Finish { id, publishing, reply }).await;
-        if result.is_ok() {
-            self.back.defuse();
-        }
-        result
-    }
-}
-
-impl Sequence {
-    /// Closes it without publishing. Unlike a drop, it is done when this returns.
-    ///
-    /// # Errors
-    /// [`AllocError::Service`].
-    pub async fn close(self) -> Result<(), AllocError> {
-        let shared = Arc::clone(&self.shared);
-        drop(self);
-        shared.collected().await
     }
 }
 
