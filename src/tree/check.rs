@@ -1,6 +1,7 @@
 //! The tree's invariants, recomputed from its nodes page by page.
 
 use super::CLASSES;
+use super::hold::WindowHolds;
 use super::node::{Node, NodeId, Place};
 use super::ordinals::Ordinals;
 use super::policy::{Record, Used};
@@ -107,13 +108,14 @@ impl Tree {
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = self.hasher.build_hasher();
-        (self.clock, self.open_locks).hash(&mut hasher);
+        (self.clock, self.open_locks, self.open_pins).hash(&mut hasher);
         for (id, node) in self.slab.live() {
             let vitals = &node.vitals;
             (id.0, vitals.parent.0, vitals.start, vitals.len).hash(&mut hasher);
             (vitals.full_locks, vitals.state_locks, vitals.states).hash(&mut hasher);
             vitals.used.hash(&mut hasher);
-            (&node.tokens, &node.virts, &node.namespace, &node.window_locks).hash(&mut hasher);
+            (&node.tokens, &node.virts, &node.namespace, &node.window_locks, &node.pins)
+                .hash(&mut hasher);
             vitals.states.iter().for_each(|state| node.states[state].hash(&mut hasher));
             for window in &vitals.windows {
                 window.present.iter().for_each(|page| page.hash(&mut hasher));
@@ -203,7 +205,8 @@ impl Tree {
 
     fn check_locks(&self, order: &[NodeId]) -> Result<(), Violation> {
         let mut below: NodeMap<u32> = NodeMap::default();
-        let open = self.open_locks;
+        let open = self.open_locks + self.open_pins;
+        let mut pinned = 0;
         let wrong = |id: NodeId, what| Err(Violation::Locks { node: id.0, what, open });
         let mut at_roots = 0;
         for &id in order.iter().rev() {
@@ -221,18 +224,36 @@ impl Tree {
             } else {
                 *below.entry(vitals.parent).or_default() += vitals.full_locks;
             }
-            for (locks, window) in node.window_locks.iter().zip(&vitals.windows) {
-                let count: u32 = locks.iter().map(|lock| lock.1).sum();
-                let rising = locks.is_sorted_by(|a, b| a.0 < b.0);
-                let from = locks.first().map_or(u32::MAX, |lock| lock.0);
-                let inside = locks.iter().all(|lock| lock.0 < vitals.end() && lock.1 > 0);
-                if count > vitals.full_locks || !rising || !inside || from != window.locked_from {
-                    return wrong(id, "window locks that no set of locks gives");
+            let pins = node.pins.as_deref();
+            let (full, states) = pins.map_or((0, 0), |pins| (pins.full, pins.states));
+            if full > vitals.full_locks || states > vitals.state_locks {
+                return wrong(id, "more pins than holds");
+            }
+            if vitals.is_root() {
+                pinned += u64::from(full);
+            }
+            for (window, kept) in vitals.windows.iter().enumerate() {
+                let pins = pins.map(|pins| &pins.windows[window]);
+                let held = |holds: &WindowHolds, most: u32| {
+                    let count: u32 = holds.iter().map(|hold| hold.1).sum();
+                    let rising = holds.is_sorted_by(|a, b| a.0 < b.0);
+                    let inside = holds.iter().all(|hold| hold.0 < vitals.end() && hold.1 > 0);
+                    count <= most && rising && inside
+                };
+                let (locked, pinned) = node.window_holds_from(window);
+                if !held(&node.window_locks[window], vitals.full_locks - full)
+                    || !pins.is_none_or(|pins| held(pins, full))
+                    || locked.min(pinned) != kept.locked_from
+                {
+                    return wrong(id, "window holds that no set of locks and pins gives");
                 }
             }
         }
         if at_roots != open {
-            return wrong(NodeId(0), "the roots' locks are not those given out");
+            return wrong(NodeId(0), "the roots' holds are not those given out");
+        }
+        if pinned != self.open_pins {
+            return wrong(NodeId(0), "the roots' pins are not those given out");
         }
         Ok(())
     }
@@ -401,7 +422,8 @@ impl Tree {
     /// The first page, by position, of the lowest class that has any.
     fn expected_window(&self, node: &Node, truth: &Truth, window: usize) -> Option<Place> {
         let vitals = &node.vitals;
-        let locked = node.window_locks[window].first().map_or(u32::MAX, |lock| lock.0);
+        let (locked, pinned) = node.window_holds_from(window);
+        let locked = locked.min(pinned);
         let kept_until = match truth.serviceable_children {
             0 => vitals.start + truth.last_serviceable,
             _ => vitals.end(),
@@ -454,6 +476,8 @@ impl Tree {
             let pairs = [
                 ("cached", counters.cached[pool], recount.cached[pool]),
                 ("locked", counters.locked[pool], recount.locked[pool]),
+                ("pinned", counters.pinned[pool], recount.pinned[pool]),
+                ("held", counters.held[pool], recount.held[pool]),
             ];
             for (what, counted, recounted) in pairs {
                 if counted != recounted {

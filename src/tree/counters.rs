@@ -1,5 +1,6 @@
 //! What the tree holds, counted.
 
+use super::hold::Held;
 use super::shape::Shape;
 use crate::unit::{Pages, PerPool, PoolId, Tokens};
 
@@ -10,6 +11,10 @@ pub struct Counters {
     pub cached: PerPool<Pages>,
     /// In the tree and in use by an open sequence.
     pub locked: PerPool<Pages>,
+    /// In the tree and kept by a pin; what is locked too counts in both.
+    pub pinned: PerPool<Pages>,
+    /// In the tree and locked or pinned.
+    pub held: PerPool<Pages>,
     /// Cached full pages at or before a serviceable boundary on some path.
     pub matchable_pages: u64,
     /// Tokens of a page.
@@ -24,7 +29,7 @@ impl Counters {
     /// Held by the tree only.
     #[must_use]
     pub fn evictable(&self, pool: PoolId) -> Pages {
-        Pages(self.cached[pool].0.saturating_sub(self.locked[pool].0))
+        Pages(self.cached[pool].0.saturating_sub(self.held[pool].0))
     }
 
     /// Held by the tree only, of every pool.
@@ -51,9 +56,11 @@ impl Counters {
         self.cached[pool].0 -= pages;
     }
 
-    /// The locked pages of one place went from `was` to `now`.
-    pub(super) fn locked_changed(&mut self, pool: PoolId, was: u32, now: u32) {
-        self.locked[pool].0 = self.locked[pool].0 + now - was;
+    /// The held pages of one place went from `was` to `now`.
+    pub(super) fn held_changed(&mut self, pool: PoolId, was: Held, now: Held) {
+        self.locked[pool].0 = self.locked[pool].0 + now.locked - was.locked;
+        self.pinned[pool].0 = self.pinned[pool].0 + now.pinned - was.pinned;
+        self.held[pool].0 = self.held[pool].0 + now.any - was.any;
     }
 }
 

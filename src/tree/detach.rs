@@ -1,6 +1,7 @@
 //! Taking victims out of the tree, for good or until they are put back.
 
 use super::CLASSES;
+use super::hold::Held;
 use super::node::{NodeId, NodeRef, VictimClass, Vitals};
 use super::plan::{ReclaimPlan, Victim};
 use super::policy::Used;
@@ -345,9 +346,9 @@ impl Tree {
             found.states[state] = virt;
             found.vitals.states.insert(state);
             let pool = self.shape.states[state];
-            let locked = found.vitals.state_locks > 0;
+            let held = found.state_held();
             self.tally.add_cached(pool, 1);
-            self.tally.locked_changed(pool, 0, u32::from(locked));
+            self.tally.held_changed(pool, Held::default(), held);
             settle(self, node);
             true
         }

@@ -1,6 +1,7 @@
 //! Holds on a path: the full path to the root, the trailing windows, the state.
 
 use super::Tree;
+use super::hold::HoldKind;
 use super::node::NodeId;
 use super::shape::PerWindow;
 use super::upkeep::requeue;
@@ -16,6 +17,7 @@ pub struct Lock {
     /// First position that each window still needs.
     starts: PerWindow,
     holds_state: bool,
+    kind: HoldKind,
     user: User,
     /// Length of the prompt that was matched; 0 if none was.
     prompt: Tokens,
@@ -69,7 +71,7 @@ impl Tree {
     /// A second hold on the same place, as it is now. O(nodes of the path).
     pub fn lock_again(&mut self, lock: &Lock) -> Lock {
         self.version += 1;
-        self.hold(lock.node, lock.starts, lock.holds_state).used_by(lock.user.clone())
+        self.hold(lock.node, lock.starts, lock.holds_state, lock.kind).used_by(lock.user.clone())
     }
 
     /// Moves `held`, taken before `lock` went on along the same path, to where that is now. It holds every window page
@@ -81,7 +83,8 @@ impl Tree {
         for (start, held) in starts.iter_mut().zip(held.starts) {
             *start = held.min(*start);
         }
-        let moved = self.hold(lock.node, starts, lock.holds_state).used_by(held.user.clone());
+        let moved =
+            self.hold(lock.node, starts, lock.holds_state, held.kind).used_by(held.user.clone());
         self.unlock(held);
         moved
     }
@@ -99,7 +102,7 @@ impl Tree {
             lock.starts[window] = now;
             let mut next = Some(lock.node);
             while let Some(node) = next.filter(|&node| self.end(node) > was) {
-                self.change_window_lock(node, window, Some(was), Some(now));
+                self.change_window_lock(node, window, lock.kind, Some(was), Some(now));
                 requeue(self, node);
                 next = self.slab.get(node).vitals.parent.some();
             }
@@ -109,16 +112,17 @@ impl Tree {
     /// Gives a hold back. O(nodes of the path).
     pub fn unlock(&mut self, lock: Lock) {
         self.version += 1;
-        self.open_locks -= 1;
+        *self.open_holds(lock.kind) -= 1;
         let mut next = Some(lock.node);
         if lock.holds_state {
-            self.change_state_locks(lock.node, |locks| locks - 1);
+            self.change_state_locks(lock.node, lock.kind, |locks| locks - 1);
         }
         while let Some(node) = next {
-            self.change_full_locks(node, |locks| locks - 1);
+            self.change_full_locks(node, lock.kind, |locks| locks - 1);
             for window in 0..self.shape.windows.len() {
-                self.change_window_lock(node, window, Some(lock.starts[window]), None);
+                self.change_window_lock(node, window, lock.kind, Some(lock.starts[window]), None);
             }
+            self.slab.get_mut(node).tidy_pins();
             requeue(self, node);
             let vitals = &self.slab.get(node).vitals;
             if vitals.is_root() && vitals.full_locks == 0 && vitals.children == 0 {
@@ -131,46 +135,63 @@ impl Tree {
 
     /// Locks the boundary at a node's end.
     pub(super) fn lock_end(&mut self, node: NodeId) -> Lock {
+        self.hold_end(node, HoldKind::Sequence)
+    }
+
+    /// Holds the boundary at a node's end.
+    pub(super) fn hold_end(&mut self, node: NodeId, kind: HoldKind) -> Lock {
         let vitals = &self.slab.get(node).vitals;
         let starts = self.shape.window_starts(vitals.end());
         let holds_state = !vitals.states.is_empty();
-        self.hold(node, starts, holds_state)
+        self.hold(node, starts, holds_state, kind)
     }
 
-    fn hold(&mut self, end: NodeId, starts: PerWindow, holds_state: bool) -> Lock {
-        self.open_locks += 1;
+    fn open_holds(&mut self, kind: HoldKind) -> &mut u64 {
+        match kind {
+            HoldKind::Sequence => &mut self.open_locks,
+            HoldKind::Pin => &mut self.open_pins,
+        }
+    }
+
+    fn hold(&mut self, end: NodeId, starts: PerWindow, holds_state: bool, kind: HoldKind) -> Lock {
+        *self.open_holds(kind) += 1;
         if holds_state {
-            self.change_state_locks(end, |locks| locks + 1);
+            self.change_state_locks(end, kind, |locks| locks + 1);
         }
         let mut next = Some(end);
         while let Some(node) = next {
-            self.change_full_locks(node, |locks| locks + 1);
+            self.change_full_locks(node, kind, |locks| locks + 1);
             for (window, &start) in starts.iter().enumerate().take(self.shape.windows.len()) {
-                self.change_window_lock(node, window, None, Some(start));
+                self.change_window_lock(node, window, kind, None, Some(start));
             }
             requeue(self, node);
             next = self.slab.get(node).vitals.parent.some();
         }
         let (user, prompt) = (User::default(), Tokens(0));
-        Lock { node: end, boundary: self.end(end), starts, holds_state, user, prompt }
+        Lock { node: end, boundary: self.end(end), starts, holds_state, kind, user, prompt }
     }
 
-    fn change_full_locks(&mut self, node: NodeId, change: impl Fn(u32) -> u32) {
-        let vitals = &mut self.slab.get_mut(node).vitals;
-        let was = vitals.full_locks;
-        vitals.full_locks = change(was);
-        let pages = |locks: u32| if locks > 0 { vitals.len } else { 0 };
-        self.tally.locked_changed(self.shape.full, pages(was), pages(vitals.full_locks));
+    fn change_full_locks(&mut self, node: NodeId, kind: HoldKind, change: impl Fn(u32) -> u32) {
+        let found = self.slab.get_mut(node);
+        let was = found.full_held();
+        found.vitals.full_locks = change(found.vitals.full_locks);
+        if kind == HoldKind::Pin {
+            let pins = found.pins_mut();
+            pins.full = change(pins.full);
+        }
+        self.tally.held_changed(self.shape.full, was, found.full_held());
     }
 
-    fn change_state_locks(&mut self, node: NodeId, change: impl Fn(u32) -> u32) {
-        let vitals = &mut self.slab.get_mut(node).vitals;
-        let was = vitals.state_locks;
-        vitals.state_locks = change(was);
-        for state in vitals.states.iter() {
-            let slots = |locks: u32| u32::from(locks > 0);
-            let pool = self.shape.states[state];
-            self.tally.locked_changed(pool, slots(was), slots(vitals.state_locks));
+    fn change_state_locks(&mut self, node: NodeId, kind: HoldKind, change: impl Fn(u32) -> u32) {
+        let found = self.slab.get_mut(node);
+        let was = found.state_held();
+        found.vitals.state_locks = change(found.vitals.state_locks);
+        if kind == HoldKind::Pin {
+            let pins = found.pins_mut();
+            pins.states = change(pins.states);
+        }
+        for state in found.vitals.states.iter() {
+            self.tally.held_changed(self.shape.states[state], was, found.state_held());
         }
     }
 
@@ -179,13 +200,17 @@ impl Tree {
         &mut self,
         node: NodeId,
         window: usize,
+        kind: HoldKind,
         was: Option<u32>,
         now: Option<u32>,
     ) {
         let found = self.slab.get_mut(node);
         let end = found.vitals.end();
-        let locked = found.vitals.locked_window_pages(window);
-        let locks = &mut found.window_locks[window];
+        let held = found.window_held(window);
+        let locks = match kind {
+            HoldKind::Sequence => &mut found.window_locks[window],
+            HoldKind::Pin => &mut found.pins_mut().windows[window],
+        };
         if let Some(was) = was.filter(|&was| was < end)
             && let Ok(at) = locks.binary_search_by_key(&was, |lock| lock.0)
         {
@@ -200,9 +225,9 @@ impl Tree {
                 Err(at) => locks.insert(at, (now, 1)),
             }
         }
-        found.vitals.windows[window].locked_from = locks.first().map_or(u32::MAX, |lock| lock.0);
-        let now = found.vitals.locked_window_pages(window);
-        self.tally.locked_changed(self.shape.windows[window], locked, now);
+        let (locked, pinned) = found.window_holds_from(window);
+        found.vitals.windows[window].locked_from = locked.min(pinned);
+        self.tally.held_changed(self.shape.windows[window], held, found.window_held(window));
     }
 
     /// Forgets namespaces that hold nothing, unless something detached may still come back to them.

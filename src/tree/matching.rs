@@ -1,5 +1,6 @@
 //! How far a prompt can be served.
 
+use super::hold::Held;
 use super::lock::{Lock, User};
 use super::namespace::Namespace;
 use super::node::{NodeId, Vitals};
@@ -24,9 +25,9 @@ pub struct Match {
 }
 
 /// Where a match ended.
-struct Found {
+pub(super) struct Found {
     /// Node and index within it of the last serviceable boundary; the root's end if there is none.
-    at: (NodeId, u32),
+    pub at: (NodeId, u32),
     full_pages: u32,
 }
 
@@ -44,7 +45,7 @@ impl Tree {
     #[must_use]
     pub fn peek(&self, namespace: &Namespace, tokens: &[Token]) -> Match {
         match self.roots.get(namespace) {
-            Some(&root) => self.match_of(&self.find(root, tokens)),
+            Some(&root) => self.match_of(&self.find(root, tokens, self.prompt_pages(tokens))),
             None => Match::default(),
         }
     }
@@ -62,11 +63,9 @@ impl Tree {
     pub fn lock_match(&mut self, namespace: &Namespace, tokens: &[Token]) -> (Lock, Match) {
         self.version += 1;
         let root = self.root(namespace);
-        let found = self.find(root, tokens);
+        let found = self.find(root, tokens, self.prompt_pages(tokens));
         let matched = self.match_of(&found);
-        let (node, index) = found.at;
-        let node =
-            if index < self.slab.get(node).vitals.len { self.split(node, index) } else { node };
+        let node = self.split_at(found.at);
         (self.lock_end(node).for_prompt(Tokens(tokens.len() as u32)), matched)
     }
 
@@ -77,7 +76,12 @@ impl Tree {
         self.touch(lock.node(), Uses::PagesAndState, Occasion::Match, by);
     }
 
-    fn root(&mut self, namespace: &Namespace) -> NodeId {
+    /// The node that ends at a place: the place's own, or its upper part.
+    pub(super) fn split_at(&mut self, (node, index): (NodeId, u32)) -> NodeId {
+        if index < self.slab.get(node).vitals.len { self.split(node, index) } else { node }
+    }
+
+    pub(super) fn root(&mut self, namespace: &Namespace) -> NodeId {
         if let Some(&root) = self.roots.get(namespace) {
             return root;
         }
@@ -88,9 +92,8 @@ impl Tree {
         root
     }
 
-    fn find(&self, root: NodeId, tokens: &[Token]) -> Found {
-        // At least one token is left to compute.
-        let pages = tokens.len().saturating_sub(1) / self.page_tokens();
+    /// How far the first `pages` pages of `tokens` can be served.
+    pub(super) fn find(&self, root: NodeId, tokens: &[Token], pages: usize) -> Found {
         let mut rest = &tokens[..pages * self.page_tokens()];
         let mut found = Found { at: (root, 0), full_pages: 0 };
         let mut node = root;
@@ -116,7 +119,12 @@ impl Tree {
         found
     }
 
-    fn match_of(&self, found: &Found) -> Match {
+    /// Whole pages of a prompt that a match may cover: at least one token is left to compute.
+    fn prompt_pages(&self, prompt: &[Token]) -> usize {
+        prompt.len().saturating_sub(1) / self.page_tokens()
+    }
+
+    pub(super) fn match_of(&self, found: &Found) -> Match {
         let (mut node, mut index) = found.at;
         let boundary = self.slab.get(node).vitals.start + index;
         let states = (boundary > 0 && !self.shape.states.is_empty())
@@ -161,12 +169,21 @@ impl Tree {
             let locks: Vec<_> = locks.iter().copied().filter(|lock| lock.0 < middle).collect();
             windows.push((above, locks));
         }
+        let pins = lower.pins.clone();
         let made = self.slab.get_mut(upper);
         (made.tokens, made.virts) = (tokens, virts);
         for (window, (present, locks)) in windows.into_iter().enumerate() {
             made.vitals.windows[window].present = present;
-            made.vitals.windows[window].locked_from = locks.first().map_or(u32::MAX, |lock| lock.0);
             made.window_locks[window] = locks;
+        }
+        if let Some(mut pins) = pins {
+            pins.states = 0;
+            pins.windows.iter_mut().for_each(|holds| holds.retain(|hold| hold.0 < middle));
+            made.pins = Some(pins);
+        }
+        for window in 0..made.vitals.windows.len() {
+            let (locked, pinned) = made.window_holds_from(window);
+            made.vitals.windows[window].locked_from = locked.min(pinned);
         }
         self.link(upper);
         self.link(node);
@@ -213,18 +230,17 @@ impl Tree {
         for (_, node) in self.slab.live() {
             let vitals = &node.vitals;
             counters.add_cached(self.shape.full, vitals.len);
-            if vitals.full_locks > 0 {
-                counters.locked_changed(self.shape.full, 0, vitals.len);
-            }
+            counters.held_changed(self.shape.full, Held::default(), node.full_held());
             for (window, &pool) in self.shape.windows.iter().enumerate() {
                 let present = vitals.windows[window].present.iter().count() as u32;
                 counters.add_cached(pool, present);
-                counters.locked_changed(pool, 0, vitals.locked_window_pages(window));
+                counters.held_changed(pool, Held::default(), node.window_held(window));
             }
             for (state, &pool) in self.shape.states.iter().enumerate() {
-                let present = u32::from(vitals.states.contains(state));
-                counters.add_cached(pool, present);
-                counters.locked_changed(pool, 0, if vitals.state_locks > 0 { present } else { 0 });
+                if vitals.states.contains(state) {
+                    counters.add_cached(pool, 1);
+                    counters.held_changed(pool, Held::default(), node.state_held());
+                }
             }
         }
         counters.matchable_pages = self.matchable_from_nodes();

@@ -35,6 +35,7 @@ mod counters;
 mod detach;
 mod freed;
 mod gated;
+mod hold;
 mod lock;
 mod matching;
 mod namespace;
@@ -43,6 +44,7 @@ mod ordinals;
 mod overlay;
 mod owned;
 mod page_set;
+mod pin;
 mod plan;
 mod policy;
 mod publish;
@@ -70,6 +72,7 @@ pub use matching::Match;
 pub use namespace::Namespace;
 pub use node::VictimClass;
 pub use ordinals::Ordinals;
+pub use pin::Pin;
 pub use plan::{PlanRefusal, PlanRequest, Prefer, Quota, ReclaimPlan, Victim};
 pub use policy::{
     ByPriority, Candidate, EvictionPolicy, Fifo, Filo, Lfu, Lru, Mru, PolicyKind, Rank, Record,
@@ -99,6 +102,7 @@ pub struct Tree {
     /// Ticks at every change: a plan is good for the version that it was made for.
     version: u64,
     open_locks: u64,
+    open_pins: u64,
     /// Roots that may have nothing below them any more.
     bare_roots: Vec<NodeId>,
     open_detachments: u32,
@@ -132,6 +136,7 @@ impl Tree {
             clock: 0,
             version: 0,
             open_locks: 0,
+            open_pins: 0,
             bare_roots: Vec::new(),
             open_detachments: 0,
             in_flight: BTreeSet::new(),

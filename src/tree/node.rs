@@ -1,5 +1,6 @@
 //! Nodes, and the slab that holds them.
 
+use super::hold::{Pins, WindowHolds};
 use super::namespace::Namespace;
 use super::ordinals::Ordinals;
 use super::page_set::PageSet;
@@ -43,7 +44,7 @@ pub(super) struct Place {
 pub(super) struct WindowVitals {
     /// Indices within the edge whose window page is there.
     pub present: PageSet,
-    /// First position that a lock holds; `u32::MAX` if none does.
+    /// First position that a lock or a pin holds; `u32::MAX` if none does.
     pub locked_from: u32,
     /// Present pages in a row back from the node's end, capped at the window.
     pub run_end: u32,
@@ -67,7 +68,9 @@ pub(super) struct Vitals {
     pub children: u32,
     /// Children with a serviceable boundary at or below them.
     pub serviceable_children: u32,
+    /// Locks and pins on the full pages.
     pub full_locks: u32,
+    /// Locks and pins on the states.
     pub state_locks: u32,
     /// States present at the end.
     pub states: Ordinals,
@@ -106,7 +109,9 @@ pub(super) struct Node {
     /// By state ordinal; valid where `vitals.states` says so.
     pub states: Vec<VirtId>,
     /// By window ordinal: window starts of the locks that reach into this node, rising, with how many share each.
-    pub window_locks: Vec<Vec<(u32, u32)>>,
+    pub window_locks: Vec<WindowHolds>,
+    /// Holds that outlive sequences, if there are any; the rest of all holds are locks.
+    pub pins: Option<Box<Pins>>,
     /// Of a root.
     pub namespace: Option<Namespace>,
 }
@@ -187,15 +192,6 @@ impl Vitals {
         runs
     }
 
-    /// Locked pages of one window pool.
-    pub(super) fn locked_window_pages(&self, window: usize) -> u32 {
-        let window = &self.windows[window];
-        if window.locked_from >= self.end() {
-            return 0;
-        }
-        window.present.count_from(window.locked_from.saturating_sub(self.start))
-    }
-
     /// Present pages in a row back from boundary `index`, capped at the window, given the run up to the edge's start.
     pub(super) fn run_at(&self, shape: &Shape, before: u32, window: usize, index: u32) -> u32 {
         let run = match self.windows[window].present.last_gap_before(index) {
@@ -256,6 +252,7 @@ impl Slab {
             virts: Vec::new(),
             states: vec![VirtId(0); shape.states.len()],
             window_locks: vec![Vec::new(); shape.windows.len()],
+            pins: None,
             namespace: None,
         };
         match self.free.pop() {
@@ -277,6 +274,7 @@ impl Slab {
         node.vitals = Vitals::new(shape, NodeId::NONE, 0, 0, Used::default());
         node.namespace = None;
         (node.tokens, node.virts) = (Vec::new(), Vec::new());
+        node.pins = None;
         self.free.push(id);
     }
 

@@ -1,6 +1,7 @@
 //! Giving computed pages to the tree.
 
 use super::Tree;
+use super::hold::Held;
 use super::lock::{Lock, User};
 use super::matching::Uses;
 use super::node::{NodeId, Vitals};
@@ -115,16 +116,17 @@ impl Tree {
 
     /// Notes that a window page is there; says whether it was missing. Leaves the derived numbers to the caller.
     pub(super) fn add_window(&mut self, node: NodeId, window: usize, index: u32) -> bool {
-        let vitals = &mut self.slab.get_mut(node).vitals;
-        let position = vitals.start + index;
-        let kept = &mut vitals.windows[window];
+        let found = self.slab.get_mut(node);
+        let position = found.vitals.start + index;
+        let kept = &mut found.vitals.windows[window];
         if kept.present.contains(index) {
             return false;
         }
         kept.present.insert(index);
         let pool = self.shape.windows[window];
         self.tally.add_cached(pool, 1);
-        self.tally.locked_changed(pool, 0, u32::from(position >= kept.locked_from));
+        let held = found.window_page_held(window, position);
+        self.tally.held_changed(pool, Held::default(), held);
         true
     }
 
@@ -181,7 +183,7 @@ impl Tree {
             taken.insert(state);
             let pool = self.shape.states[state];
             self.tally.add_cached(pool, 1);
-            self.tally.locked_changed(pool, 0, u32::from(found.vitals.state_locks > 0));
+            self.tally.held_changed(pool, Held::default(), found.state_held());
         }
         if !taken.is_empty() {
             settle(self, node);
