@@ -9,7 +9,7 @@ use kvtide_core::arena::{Arena, Question, Victims};
 use kvtide_core::chain::{Chain, Grow, PoolKind, PoolSpec};
 use kvtide_core::demand::{ExactDemand, Extend, WindowDemand};
 use kvtide_core::tree::{
-    Namespace, Ordinals, OwnPage, PlanRequest, PolicyKind, Prefer, Quota, Tree, TreeSettings,
+    Namespace, Ordinals, OwnPage, PlanRequest, Prefer, Quota, Tree, TreeSettings,
 };
 use kvtide_core::unit::{Bytes, PoolId, Token, Tokens};
 
@@ -38,7 +38,7 @@ impl Cache {
             vec![spec("full", PoolKind::Full, Grow::Up), spec("window", window, Grow::Down)];
         let total = Bytes(u64::from(2 * pages + 2) * 1024);
         let chain = Chain::new(total, Tokens(PAGE_TOKENS), None, pools).expect("a chain of two");
-        let settings = TreeSettings { policy: PolicyKind::Lru };
+        let settings = TreeSettings::default();
         let mut cache =
             Cache { tree: Tree::new(&chain, settings), arena: Arena::new(chain), next: 0 };
         while cache.arena.place(&cache.demand()).is_some() {

@@ -6,8 +6,8 @@ use std::fs;
 use std::path::Path;
 
 use kvtide::config::{
-    Compaction, Config, ConfigError, Engine, Prefer, Quota, Windows, joint_pages, page_bytes,
-    preset_names,
+    Compaction, Config, ConfigError, Engine, Policy, Prefer, Quota, Windows, joint_pages,
+    page_bytes, preset_names,
 };
 use kvtide_core::chain::{Grow, PoolKind, PoolSpec};
 use kvtide_core::demand::Demand;
@@ -56,18 +56,23 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     // Words.
     (
         POLICY,
-        "policy = \"lfu\"",
-        "26:10: `cache.policy` = \"lfu\": `lfu` is not supported yet, expected \"lru\"",
+        "slru_protected_hits = 0",
+        "26:23: `cache.slru_protected_hits` = 0: invalid value: integer `0`, expected an integer from 1 to 4294967295",
+    ),
+    (
+        POLICY,
+        "tlru_latency_tokens = -1",
+        "26:23: `cache.tlru_latency_tokens` = -1: invalid value: integer `-1`, expected an integer from 0 to 4294967295",
     ),
     (
         POLICY,
         "policy = \"random\"",
-        "26:10: `cache.policy` = \"random\": `random` is unknown, expected \"lru\"",
+        "26:10: `cache.policy` = \"random\": `random` is unknown, expected \"lru\" or \"lfu\" or \"fifo\" or \"mru\" or \"filo\" or \"priority\" or \"slru\" or \"tlru\"",
     ),
     (
         POLICY,
         "policy = 3",
-        "26:10: `cache.policy` = 3: invalid type: integer `3`, expected \"lru\"",
+        "26:10: `cache.policy` = 3: invalid type: integer `3`, expected \"lru\" or \"lfu\" or \"fifo\" or \"mru\" or \"filo\" or \"priority\" or \"slru\" or \"tlru\"",
     ),
     (
         POLICY,
@@ -140,7 +145,7 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     (
         POLICY,
         "polcy = \"lru\"",
-        "26:1: `cache.polcy` = \"lru\": unknown field `polcy`, expected `compaction` or `policy`",
+        "26:1: `cache.polcy` = \"lru\": unknown field `polcy`, expected one of `compaction`, `policy`, `slru_protected_hits`, `tlru_latency_tokens`, `tlru_next_prompt_tokens`",
     ),
     (
         "[cache]",
@@ -458,11 +463,18 @@ fn flat_keys_set_bare_and_dotted_names() {
         ("queue.capacity", json!(3)),
         ("state.max_per_path", json!("none")),
         ("state.track", json!("off")),
-        ("policy", json!("lru")),
+        ("policy", json!("tlru")),
+        ("slru_protected_hits", json!(3)),
+        ("tlru_latency_tokens", json!(100)),
+        ("cache.tlru_next_prompt_tokens", json!(0)),
     ] {
         config.apply_flat_key(key, &value).unwrap();
     }
     assert_eq!(config.sections.cache.compaction, Compaction::Eager);
+    assert_eq!(config.sections.cache.policy, Policy::Tlru);
+    assert_eq!(config.sections.cache.slru_protected_hits, 3);
+    assert_eq!(config.sections.cache.tlru_latency_tokens, 100);
+    assert_eq!(config.sections.cache.tlru_next_prompt_tokens, 0);
     assert_eq!(config.sections.reclaim.prefer, Prefer::Window);
     assert_eq!(config.sections.reclaim.quota, Quota::Bytes(Bytes(4096)));
     assert_eq!(config.sections.queue.capacity, 3);
@@ -488,8 +500,8 @@ fn a_wrong_flat_key_changes_nothing_and_is_named() {
         ),
         (
             "policy",
-            json!("lfu"),
-            "`cache.policy` = \"lfu\": `lfu` is not supported yet, expected \"lru\"",
+            json!("least"),
+            "`cache.policy` = \"least\": `least` is unknown, expected \"lru\" or \"lfu\" or ",
         ),
         ("quota", json!(-1), "`reclaim.quota` = -1: invalid value: integer `-1`"),
         ("quota", json!([1]), "`reclaim.quota` = [1]: invalid type: sequence"),

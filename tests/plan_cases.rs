@@ -6,8 +6,8 @@ use kvtide_core::chain::{Chain, Grow, PoolKind, PoolSpec};
 use kvtide_core::demand::Demand;
 use kvtide_core::fit::{Bound, Geometry};
 use kvtide_core::tree::{
-    Namespace, Ordinals, OwnPage, PlanRefusal, PlanRequest, PolicyKind, Prefer, Quota, ReclaimPlan,
-    Tree, TreeSettings,
+    Namespace, Ordinals, OwnPage, PlanRefusal, PlanRequest, Prefer, Quota, ReclaimPlan, Tree,
+    TreeSettings,
 };
 use kvtide_core::unit::{Bytes, Pages, PoolId, Token, Tokens, VirtId};
 
@@ -30,7 +30,7 @@ fn window(tokens: u32) -> PoolKind {
 impl Cache {
     fn new(total: u64, pools: Vec<PoolSpec>) -> Self {
         let chain = Chain::new(Bytes(total), Tokens(1), None, pools).unwrap();
-        let tree = Tree::new(&chain, TreeSettings { policy: PolicyKind::Lru });
+        let tree = Tree::new(&chain, TreeSettings::default());
         Cache { chain, tree, held: Demand::default(), next_virt: 0 }
     }
 

@@ -7,7 +7,7 @@ use kvtide_core::arena::{Arena, Question};
 use kvtide_core::chain::{Chain, Grow, PoolKind, PoolSpec};
 use kvtide_core::demand::Demand;
 use kvtide_core::tree::{
-    Namespace, Ordinals, OwnPage, PlanRequest, PolicyKind, Prefer, Quota, Tree, TreeSettings,
+    Namespace, Ordinals, OwnPage, PlanRequest, Prefer, Quota, Tree, TreeSettings,
 };
 use kvtide_core::unit::{Bytes, Pages, PoolId, Token, Tokens};
 
@@ -40,7 +40,7 @@ impl Full {
         let pools = vec![spec("full", PoolKind::Full, Grow::Up), spec("swa", window, Grow::Down)];
         let total = Bytes(2 + 4 * u64::from(pairs));
         let chain = Chain::new(total, Tokens(1), None, pools).unwrap();
-        let tree = Tree::new(&chain, TreeSettings { policy: PolicyKind::Lru });
+        let tree = Tree::new(&chain, TreeSettings::default());
         let mut full = Full { arena: Arena::new(chain), tree, pairs };
         let length = match shape {
             Shape::Leaves => 4,

@@ -267,7 +267,7 @@ fn every_operation_is_read() {
     let (cache, state) = (Publish::Discard, StateWish::Store);
     assert_eq!(at(4), Operation::Finish { seq: seq.clone(), cache, state });
     let (state, namespace) = (StateWish::Default, Namespace::default());
-    assert_eq!(at(7), Operation::Insert { tokens: one, state, namespace });
+    assert_eq!(at(7), Operation::Insert { tokens: one, state, namespace, priority: None });
     assert_eq!(at(8), Operation::Fork { seq, child: "b".to_owned() });
     let Operation::Reserve { demand, .. } = at(14) else { panic!("{:?}", at(14)) };
     assert_eq!(demand.0, [("swa".to_owned(), 2), ("full".to_owned(), 0)], "in the order given");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvtide_core::chain::Chain;
 use kvtide_core::demand::{AnyDemand, Demand, WindowDemand};
-use kvtide_core::tree::Namespace;
+use kvtide_core::tree::{Namespace, User};
 use kvtide_core::unit::{Bytes, PageId, Pages, PerPool, PoolId, Token, Tokens, VirtId};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -159,6 +159,7 @@ pub(crate) enum Request {
     Open {
         id: SequenceId,
         namespace: Namespace,
+        user: User,
         tokens: Vec<Token>,
         deadline: Option<Instant>,
         reply: Reply<Opened>,

@@ -10,7 +10,7 @@ use kvtide_core::demand::Demand;
 use kvtide_core::fit::Geometry;
 use kvtide_core::tree::{
     Counters, Detached, Lock, Match, Namespace, OwnPage, PlanRefusal, PlanRequest, Prefer,
-    Published, Quota, ReclaimPlan, Tree,
+    Published, Quota, ReclaimPlan, Tree, User,
 };
 use kvtide_core::unit::{Pages, PerPool, PoolId, Token, Tokens, VirtId};
 
@@ -28,6 +28,7 @@ pub(crate) struct Answer<T: Send + 'static>(pub(crate) T);
 pub(crate) struct Open {
     pub(crate) namespace: Namespace,
     pub(crate) tokens: Vec<Token>,
+    pub(crate) user: User,
 }
 
 /// What a match locked is used.
@@ -135,9 +136,9 @@ impl Message<Open> for Radix {
     type Reply = Openings;
 
     async fn handle(&mut self, msg: Open, _: &mut Context<Self, Self::Reply>) -> Self::Reply {
-        let Open { namespace, tokens } = msg;
+        let Open { namespace, tokens, user } = msg;
         let (lock, matched) = self.tree.lock_match(&namespace, &tokens);
-        Openings { tokens, lock, matched }
+        Openings { tokens, lock: lock.used_by(user), matched }
     }
 }
 

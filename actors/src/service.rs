@@ -9,12 +9,12 @@ use kameo::actor::{ActorRef, Spawn};
 use kameo::mailbox;
 use kvtide_core::chain::Chain;
 use kvtide_core::tree::{PolicyKind, Prefer, Quota, Tree, TreeSettings};
-use kvtide_core::unit::Pages;
+use kvtide_core::unit::{Pages, Tokens};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::allocator::{Allocator, Content, Packing, Parts, Policy};
 use crate::compactor::Compactor;
-use crate::config::{self, Compaction, Config, Engine, Sections};
+use crate::config::{self, CacheConfig, Compaction, Config, Engine, Sections};
 use crate::device::{self, DeviceUnavailable, EngineKind, GpuWorker, Grids, WorkerHandle};
 use crate::error::StartError;
 use crate::handle::CacheHandle;
@@ -64,8 +64,7 @@ impl CacheService {
         let chain = Arc::new(config.chain.clone());
         let worker = start_worker(&config, &chain)?;
         let depth = config.sections.service.mailbox as usize;
-        let settings = TreeSettings { policy: PolicyKind::Lru };
-        let tree = Tree::new(&chain, settings);
+        let tree = Tree::new(&chain, tree_settings(&config.sections.cache));
         let radix = Radix::spawn_with_mailbox(Radix { tree }, mailbox::bounded(depth));
         let compactor =
             Compactor::spawn_with_mailbox(Compactor::new(worker.clone()), mailbox::bounded(depth));
@@ -143,6 +142,24 @@ fn start_worker(config: &Config, chain: &Chain) -> Result<WorkerHandle, StartErr
     let depth = NonZeroUsize::new(device.queue_depth as usize).unwrap_or(NonZeroUsize::MIN);
     let started = GpuWorker::spawn(engine, depth, device.copy_timeout).map_err(unavailable)?;
     Ok(started.0)
+}
+
+fn tree_settings(cache: &CacheConfig) -> TreeSettings {
+    TreeSettings {
+        policy: match cache.policy {
+            config::Policy::Lru => PolicyKind::Lru,
+            config::Policy::Lfu => PolicyKind::Lfu,
+            config::Policy::Fifo => PolicyKind::Fifo,
+            config::Policy::Mru => PolicyKind::Mru,
+            config::Policy::Filo => PolicyKind::Filo,
+            config::Policy::Priority => PolicyKind::Priority,
+            config::Policy::Slru => PolicyKind::Slru,
+            config::Policy::Tlru => PolicyKind::Tlru,
+        },
+        slru_protected_hits: cache.slru_protected_hits,
+        tlru_latency: Tokens(cache.tlru_latency_tokens),
+        tlru_next_prompt: Tokens(cache.tlru_next_prompt_tokens),
+    }
 }
 
 fn policy(sections: &Sections) -> Policy {

@@ -3,6 +3,7 @@
 use super::CLASSES;
 use super::node::{Node, NodeId, Place};
 use super::ordinals::Ordinals;
+use super::policy::{Record, Used};
 use super::shape::{Lane, PerWindow};
 use super::upkeep::{Entry, Need, NeedLane};
 use super::{NodeMap, Tree};
@@ -111,7 +112,7 @@ impl Tree {
             let vitals = &node.vitals;
             (id.0, vitals.parent.0, vitals.start, vitals.len).hash(&mut hasher);
             (vitals.full_locks, vitals.state_locks, vitals.states).hash(&mut hasher);
-            (vitals.used.full, vitals.used.window, vitals.used.state).hash(&mut hasher);
+            vitals.used.hash(&mut hasher);
             (&node.tokens, &node.virts, &node.namespace, &node.window_locks).hash(&mut hasher);
             vitals.states.iter().for_each(|state| node.states[state].hash(&mut hasher));
             for window in &vitals.windows {
@@ -119,7 +120,7 @@ impl Tree {
             }
         }
         self.queues.iter().flatten().for_each(|entry| {
-            (entry.rank, entry.order, entry.node.0).hash(&mut hasher);
+            (entry.rank.group, entry.rank.order, entry.order, entry.node.0).hash(&mut hasher);
         });
         self.tally.matchable_pages.hash(&mut hasher);
         hasher.finish()
@@ -384,16 +385,17 @@ impl Tree {
         Ok(())
     }
 
-    fn place(&self, class: usize, stamp: u64, position: u32) -> Option<Place> {
+    fn place(&self, class: usize, used: &Used, record: Record, position: u32) -> Option<Place> {
         let order = if class == 2 { u32::MAX - position } else { position };
-        Some(Place { class: CLASSES[class], rank: self.shape.policy.rank(stamp), order })
+        let rank = self.shape.rank(used, record, position);
+        Some(Place { class: CLASSES[class], rank, order })
     }
 
     fn expected_tail(&self, node: &Node, truth: &Truth) -> Option<Place> {
         let vitals = &node.vitals;
         let free = vitals.children == 0 && vitals.full_locks == 0;
         let class = if truth.last_serviceable < vitals.len { 0 } else { 2 };
-        free.then(|| self.place(class, vitals.used.full, vitals.end() - 1)).flatten()
+        free.then(|| self.place(class, &vitals.used, vitals.used.full, vitals.end() - 1)).flatten()
     }
 
     /// The first page, by position, of the lowest class that has any.
@@ -421,7 +423,9 @@ impl Tree {
             .filter(|&position| position < locked)
             .filter_map(|position| Some((class_of(position)?, position)))
             .min()
-            .and_then(|(class, position)| self.place(class, vitals.used.window, position))
+            .and_then(|(class, position)| {
+                self.place(class, &vitals.used, vitals.used.window, position)
+            })
     }
 
     fn expected_state(&self, node: &Node, truth: &Truth) -> Option<Place> {
@@ -437,7 +441,7 @@ impl Tree {
             (true, _, 1) => 0,
             (true, _, _) => 1,
         };
-        self.place(class, vitals.used.state, vitals.end() - 1)
+        self.place(class, &vitals.used, vitals.used.state, vitals.end() - 1)
     }
 
     fn check_counters(&self) -> Result<(), Violation> {

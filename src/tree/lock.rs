@@ -16,6 +16,16 @@ pub struct Lock {
     /// First position that each window still needs.
     starts: PerWindow,
     holds_state: bool,
+    user: User,
+    /// Length of the prompt that was matched; 0 if none was.
+    prompt: Tokens,
+}
+
+/// Whom a hold is for, as far as the eviction policy asks. What the hold publishes or matches is used by them.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct User {
+    /// Higher is kept longer, under [`PolicyKind::Priority`](super::PolicyKind::Priority).
+    pub priority: i64,
 }
 
 impl Lock {
@@ -31,6 +41,25 @@ impl Lock {
         Pages(self.starts.get(window).copied().unwrap_or(self.boundary))
     }
 
+    /// Whom it is for.
+    #[must_use]
+    pub fn user(&self) -> &User {
+        &self.user
+    }
+
+    /// The same hold, for `user`.
+    pub fn used_by(self, user: User) -> Self {
+        Lock { user, ..self }
+    }
+
+    pub(super) fn for_prompt(self, prompt: Tokens) -> Self {
+        Lock { prompt, ..self }
+    }
+
+    pub(super) fn prompt(&self) -> Tokens {
+        self.prompt
+    }
+
     pub(super) fn node(&self) -> NodeId {
         self.node
     }
@@ -40,7 +69,7 @@ impl Tree {
     /// A second hold on the same place, as it is now. O(nodes of the path).
     pub fn lock_again(&mut self, lock: &Lock) -> Lock {
         self.version += 1;
-        self.hold(lock.node, lock.starts, lock.holds_state)
+        self.hold(lock.node, lock.starts, lock.holds_state).used_by(lock.user.clone())
     }
 
     /// Moves `held`, taken before `lock` went on along the same path, to where that is now. It holds every window page
@@ -52,7 +81,7 @@ impl Tree {
         for (start, held) in starts.iter_mut().zip(held.starts) {
             *start = held.min(*start);
         }
-        let moved = self.hold(lock.node, starts, lock.holds_state);
+        let moved = self.hold(lock.node, starts, lock.holds_state).used_by(held.user.clone());
         self.unlock(held);
         moved
     }
@@ -179,7 +208,8 @@ impl Tree {
             requeue(self, node);
             next = self.slab.get(node).vitals.parent.some();
         }
-        Lock { node: end, boundary: self.end(end), starts, holds_state }
+        let (user, prompt) = (User::default(), Tokens(0));
+        Lock { node: end, boundary: self.end(end), starts, holds_state, user, prompt }
     }
 
     fn change_full_locks(&mut self, node: NodeId, change: impl Fn(u32) -> u32) {

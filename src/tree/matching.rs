@@ -1,13 +1,14 @@
 //! How far a prompt can be served.
 
-use super::lock::Lock;
+use super::lock::{Lock, User};
 use super::namespace::Namespace;
 use super::node::{NodeId, Vitals};
 use super::ordinals::Ordinals;
+use super::policy::Occasion;
 use super::shape::PerWindow;
 use super::upkeep::{requeue, settle, unhook};
 use super::{Counters, Tree};
-use crate::unit::{Pages, Token, VirtId};
+use crate::unit::{Pages, Token, Tokens, VirtId};
 
 /// How far a prompt can be served from the cache. Never covers the prompt's last token.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -66,13 +67,14 @@ impl Tree {
         let (node, index) = found.at;
         let node =
             if index < self.slab.get(node).vitals.len { self.split(node, index) } else { node };
-        (self.lock_end(node), matched)
+        (self.lock_end(node).for_prompt(Tokens(tokens.len() as u32)), matched)
     }
 
     /// Marks what a match locked as used now. O(nodes of the path).
     pub fn mark_used(&mut self, lock: &Lock) {
         self.version += 1;
-        self.touch(lock.node(), Uses::PagesAndState);
+        let by = (lock.user(), lock.prompt());
+        self.touch(lock.node(), Uses::PagesAndState, Occasion::Match, by);
     }
 
     fn root(&mut self, namespace: &Namespace) -> NodeId {
@@ -174,22 +176,30 @@ impl Tree {
         upper
     }
 
-    /// Marks the path to `node`'s end as used now.
-    pub(super) fn touch(&mut self, node: NodeId, uses: Uses) {
+    /// Marks the path to `node`'s end as used now, by `user`, whose conversation is `length` long.
+    pub(super) fn touch(
+        &mut self,
+        node: NodeId,
+        uses: Uses,
+        occasion: Occasion,
+        (user, length): (&User, Tokens),
+    ) {
         self.clock += 1;
         let now = self.clock;
         let starts: PerWindow = self.shape.window_starts(self.end(node));
         let windows = self.shape.windows.len();
         let first = starts[..windows].iter().min().copied().unwrap_or(u32::MAX);
         if uses == Uses::PagesAndState {
-            self.slab.get_mut(node).vitals.used.state = now;
+            self.slab.get_mut(node).vitals.used.state.touch(now, occasion);
         }
         let mut next = Some(node);
         while let Some(node) = next {
             let vitals = &mut self.slab.get_mut(node).vitals;
-            vitals.used.full = now;
+            vitals.used.full.touch(now, occasion);
+            vitals.used.priority = vitals.used.priority.max(user.priority);
+            vitals.used.conversation = length;
             if first < vitals.end() {
-                vitals.used.window = now;
+                vitals.used.window.touch(now, occasion);
             }
             next = vitals.parent.some();
             requeue(self, node);

@@ -65,21 +65,17 @@ pub use check::Violation;
 pub use counters::Counters;
 pub use detach::Detached;
 pub use freed::PinnedPages;
-pub use lock::Lock;
+pub use lock::{Lock, User};
 pub use matching::Match;
 pub use namespace::Namespace;
 pub use node::VictimClass;
 pub use ordinals::Ordinals;
 pub use plan::{PlanRefusal, PlanRequest, Prefer, Quota, ReclaimPlan, Victim};
-pub use policy::PolicyKind;
+pub use policy::{
+    ByPriority, Candidate, EvictionPolicy, Fifo, Filo, Lfu, Lru, Mru, PolicyKind, Rank, Record,
+    Slru, Tlru, TreeSettings,
+};
 pub use publish::{Fate, OwnPage, Published};
-
-/// How a tree behaves.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct TreeSettings {
-    /// The order in which prefixes are given up.
-    pub policy: PolicyKind,
-}
 
 /// The radix tree of one arena's cached prefixes. See the [module](self).
 ///
@@ -124,7 +120,7 @@ impl Tree {
     /// An empty tree for the prefixes of `chain`.
     #[must_use]
     pub fn new(chain: &Chain, settings: TreeSettings) -> Self {
-        let shape = Shape::of(chain, settings.policy);
+        let shape = Shape::of(chain, &settings);
         Tree {
             slab: Slab::default(),
             roots: HashMap::with_hasher(FixedState::with_seed(SEED)),

@@ -1,13 +1,13 @@
 //! Giving computed pages to the tree.
 
 use super::Tree;
-use super::lock::Lock;
+use super::lock::{Lock, User};
 use super::matching::Uses;
 use super::node::{NodeId, Vitals};
 use super::ordinals::Ordinals;
-use super::policy::Used;
+use super::policy::{Occasion, Record, Used};
 use super::upkeep::settle;
-use crate::unit::{Token, VirtId};
+use crate::unit::{Pages, Token, Tokens, VirtId};
 
 /// A computed page of a sequence.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -75,7 +75,7 @@ impl Tree {
             node = child;
         }
         if !pages.is_empty() {
-            node = self.add_leaf(node, tokens, pages);
+            node = self.add_leaf(node, tokens, pages, lock.user());
             fates.resize(count, Fate::Kept);
         }
         let states_taken = match states {
@@ -83,8 +83,9 @@ impl Tree {
             _ => Ordinals::NONE,
         };
         let uses = if states.is_some() { Uses::PagesAndState } else { Uses::Pages };
-        self.touch(node, uses);
-        let moved = self.lock_end(node);
+        let length = Pages(self.end(node)).tokens(Tokens(self.shape.page_tokens));
+        self.touch(node, uses, Occasion::Publication, (lock.user(), length));
+        let moved = self.lock_end(node).used_by(lock.user().clone());
         self.unlock(lock);
         Published { lock: moved, fates, states_taken }
     }
@@ -127,10 +128,16 @@ impl Tree {
         true
     }
 
-    fn add_leaf(&mut self, parent: NodeId, tokens: &[Token], pages: &[OwnPage]) -> NodeId {
+    fn add_leaf(
+        &mut self,
+        parent: NodeId,
+        tokens: &[Token],
+        pages: &[OwnPage],
+        user: &User,
+    ) -> NodeId {
         let start = self.end(parent);
         let len = pages.len() as u32;
-        let used = Used { full: self.clock, window: self.clock, state: self.clock };
+        let used = Used::new(self.clock, user);
         let vitals = Vitals::new(&self.shape, parent, start, len, used);
         let node = self.slab.add(&self.shape, vitals);
         let made = self.slab.get_mut(node);
@@ -160,7 +167,11 @@ impl Tree {
     /// Puts states where none are; says which. Brings all numbers up to date.
     pub(super) fn add_states(&mut self, node: NodeId, states: &[VirtId]) -> Ordinals {
         let mut taken = Ordinals::NONE;
+        let now = self.clock;
         let found = self.slab.get_mut(node);
+        if found.vitals.states.is_empty() {
+            found.vitals.used.state = Record::new(now);
+        }
         for (state, &virt) in states.iter().enumerate().take(self.shape.states.len()) {
             if found.vitals.states.contains(state) {
                 continue;

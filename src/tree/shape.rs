@@ -1,14 +1,15 @@
 //! What the tree must know of a chain.
 
 use super::ordinals::Ordinals;
-use super::policy::PolicyKind;
+use super::policy::{Candidate, EvictionPolicy, Rank, Record, TreeSettings, Used};
 use crate::chain::{Chain, PoolKind};
 use crate::unit::{POOLS_MAX, PoolId, Tokens};
+use std::sync::Arc;
 
 /// A chain as the tree sees it, in arrays by ordinal.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
-    pub policy: PolicyKind,
+    pub policy: Arc<dyn EvictionPolicy>,
     pub page_tokens: u32,
     pub full: PoolId,
     pub windows: Vec<PoolId>,
@@ -35,14 +36,14 @@ pub(super) type PerWindow = [u32; POOLS_MAX];
 
 impl Shape {
     /// A chain without a full pool has no prefixes to keep: its tree stays empty.
-    pub(super) fn of(chain: &Chain, policy: PolicyKind) -> Self {
+    pub(super) fn of(chain: &Chain, settings: &TreeSettings) -> Self {
         let windows = chain.windows().to_vec();
         let tokens = |pool: &PoolId| match chain.pool(*pool).kind {
             PoolKind::Window { window } => window,
             PoolKind::Full | PoolKind::State => Tokens(0),
         };
         Shape {
-            policy,
+            policy: settings.eviction_policy(),
             page_tokens: chain.page_tokens().0,
             full: chain.full().unwrap_or(PoolId(0)),
             states: chain.states().to_vec(),
@@ -50,6 +51,16 @@ impl Shape {
             window_pages: windows.iter().map(|&pool| chain.window_pages(pool).0.max(1)).collect(),
             windows,
         }
+    }
+
+    /// Rank of a page of a node, `position` pages from the root, whose use as the kind of page that it is `record` says.
+    pub(super) fn rank(&self, used: &Used, record: Record, position: u32) -> Rank {
+        self.policy.rank(&Candidate {
+            record,
+            priority: used.priority,
+            conversation: used.conversation,
+            position: Tokens(position.saturating_mul(self.page_tokens)),
+        })
     }
 
     /// Every state ordinal.

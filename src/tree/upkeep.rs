@@ -334,32 +334,39 @@ fn tail_place(shape: &Shape, vitals: &Vitals) -> Option<Place> {
     } else {
         VictimClass::Policy
     };
-    Some(place(class, shape.policy.rank(vitals.used.full), vitals.end() - 1))
+    Some(place(class, tail_rank(shape, vitals), vitals.end() - 1))
+}
+
+/// Rank of a leaf's last page.
+pub(super) fn tail_rank(shape: &Shape, vitals: &Vitals) -> Rank {
+    shape.rank(&vitals.used, vitals.used.full, vitals.end() - 1)
 }
 
 /// Where the next window page that could go alone stands.
 fn window_place(shape: &Shape, vitals: &Vitals, window: usize) -> Option<Place> {
-    let rank = shape.policy.rank(vitals.used.window);
     let kept = &vitals.windows[window];
     let first = vitals.start + kept.present.first_from(0)?;
     let unlocked = |position: u32| position < kept.locked_from;
+    let place = |class, position| {
+        place(class, shape.rank(&vitals.used, vitals.used.window, position), position)
+    };
     if first < kept.soft && unlocked(first) {
-        return Some(place(VictimClass::Unneeded, rank, first));
+        return Some(place(VictimClass::Unneeded, first));
     }
     if vitals.serviceable_children == 0 {
         let past = kept.present.first_from(vitals.last_serviceable);
         let past = past.map(|index| vitals.start + index);
         if let Some(past) = past.filter(|&past| unlocked(past)) {
-            return Some(place(VictimClass::Unneeded, rank, past));
+            return Some(place(VictimClass::Unneeded, past));
         }
     }
     if !unlocked(first) {
         return None;
     }
     if first < kept.hard {
-        return Some(place(VictimClass::KeptBoundary, rank, first));
+        return Some(place(VictimClass::KeptBoundary, first));
     }
-    goes_alone(vitals).then(|| place(VictimClass::Policy, rank, first))
+    goes_alone(vitals).then(|| place(VictimClass::Policy, first))
 }
 
 /// Where the states at a node's end stand.
@@ -376,7 +383,8 @@ fn state_place(shape: &Shape, vitals: &Vitals) -> Option<Place> {
     } else {
         return None;
     };
-    Some(place(class, shape.policy.rank(vitals.used.state), vitals.end() - 1))
+    let position = vitals.end() - 1;
+    Some(place(class, shape.rank(&vitals.used, vitals.used.state, position), position))
 }
 
 /// Whether what a path end needs of a node does not go with the tail of a leaf: its full pages are locked, or have

@@ -1,11 +1,11 @@
 //! Walking victims until a demand fits, and trimming what was not needed after all.
 
 use super::freed::Freed;
-use super::node::{NodeId, VictimClass};
+use super::node::{NodeId, VictimClass, Vitals};
 use super::overlay::Overlay;
 use super::plan::{Budget, Prefer, Victim};
 use super::shape::Lane;
-use super::upkeep::{Entry, Store, drop_state, drop_tail, drop_window, settle_dropped};
+use super::upkeep::{Entry, Store, drop_state, drop_tail, drop_window, settle_dropped, tail_rank};
 use super::{CLASSES, NodeMap, Tree};
 use crate::fit::Bound;
 use crate::unit::{Pages, VirtId};
@@ -174,8 +174,8 @@ impl<'a> Walk<'a> {
         taken
     }
 
-    /// Takes the policy's next leaf, all of it, or as much of the last one as makes the demand fit: the rest would be
-    /// taken back. Where there is none, the next page that is not locked on a path that is. Says whether there was one.
+    /// Takes the policy's next leaf, all of it that has its rank, or as much of the last one as makes the demand fit: the
+    /// rest would be taken back. Where there is none, the next page that is not locked on a path that is. Says whether there was one.
     fn take_leaf(&mut self) -> bool {
         let mut tails: Vec<Pick> = Vec::new();
         for class in [VictimClass::Unneeded, VictimClass::Policy] {
@@ -190,8 +190,9 @@ impl<'a> Walk<'a> {
                 Bound::Bytes { pool: self.overlay.shape().full, missing: crate::unit::Bytes(0) };
             return self.take_next(None, &any);
         };
-        let node = pick.entry.node;
-        while self.overlay.vitals(node).len > 0 {
+        let (tree, node) = (self.overlay.tree(), pick.entry.node);
+        let ranked = |vitals: &Vitals| tail_rank(&tree.shape, vitals) == pick.entry.rank;
+        while Some(self.overlay.vitals(node)).is_some_and(|leaf| leaf.len > 0 && ranked(leaf)) {
             let lane = self.hanging(node).unwrap_or(Lane::Tail);
             let position = self.overlay.vitals(node).end() - 1;
             self.take(pick.class, node, lane, position);

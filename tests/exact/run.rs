@@ -151,7 +151,7 @@ impl<'a> Run<'a> {
         let found = self.cache.cached(namespace.clone(), tokens.clone()).await.map_err(text)?;
         let demand = self.counts(|kind| u64::from(kind == Kind::State));
         let before = self.look(demand).await?;
-        let options = OpenOptions { namespace, wait: None };
+        let options = OpenOptions { namespace, ..OpenOptions::default() };
         let opened = self.cache.open(tokens.clone(), options).await;
         let outcome = opened.as_ref().map(Sequence::receipt).map_err(AllocError::clone);
         let matched = u64::from(found.tokens.0 / self.case.page_tokens);

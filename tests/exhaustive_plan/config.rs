@@ -1,7 +1,7 @@
 //! Small trees, as sets of pages, and a search over all that could be left of them.
 
 use kvtide_core::chain::Chain;
-use kvtide_core::tree::{Lock, Namespace, Ordinals, OwnPage, PolicyKind, Tree, TreeSettings};
+use kvtide_core::tree::{Lock, Namespace, Ordinals, OwnPage, Tree, TreeSettings};
 use kvtide_core::unit::{Token, VirtId};
 
 pub(crate) const WINDOW: usize = 2;
@@ -76,7 +76,7 @@ impl Config {
     }
 
     pub(crate) fn tree(&self, chain: &Chain, pools: Pools) -> (Tree, Vec<Lock>) {
-        let mut tree = Tree::new(chain, TreeSettings { policy: PolicyKind::Lru });
+        let mut tree = Tree::new(chain, TreeSettings::default());
         let mut locks = Vec::new();
         for end in self.published() {
             let path = self.path(end);

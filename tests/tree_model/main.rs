@@ -8,8 +8,8 @@ use kvtide_core::chain::{Chain, Grow, PoolKind, PoolSpec};
 use kvtide_core::demand::Demand;
 use kvtide_core::fit::Geometry;
 use kvtide_core::tree::{
-    Detached, Fate, Lock, Namespace, Ordinals, OwnPage, PlanRequest, PolicyKind, Prefer, Quota,
-    Tree, TreeSettings,
+    Detached, Fate, Lock, Namespace, Ordinals, OwnPage, PlanRequest, Prefer, Quota, Tree,
+    TreeSettings,
 };
 use kvtide_core::unit::{Bytes, Pages, PerPool, PoolId, Token, Tokens, VirtId};
 use model::{Held, Key, Model, Page};
@@ -100,7 +100,7 @@ impl Run {
         Run {
             seen: Seen::default(),
             random,
-            tree: Tree::new(&chain, TreeSettings { policy: PolicyKind::Lru }),
+            tree: Tree::new(&chain, TreeSettings::default()),
             model: Model { chain, pages: BTreeMap::new(), held: BTreeMap::new() },
             sequences: Vec::new(),
             detached: None,

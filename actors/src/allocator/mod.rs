@@ -240,8 +240,8 @@ impl Allocator {
 
     async fn serve(&mut self, request: Request, me: &ActorRef<Self>) {
         match request {
-            Request::Open { id, namespace, tokens, deadline, reply } => {
-                self.open(id, namespace, tokens, deadline, reply, me).await;
+            Request::Open { id, namespace, user, tokens, deadline, reply } => {
+                self.open(id, (namespace, user), tokens, deadline, reply, me).await;
             }
             Request::Extend { .. }
             | Request::Append { .. }

@@ -4,7 +4,7 @@ use kameo::actor::ActorRef;
 use kvtide_core::arena::Grant;
 use kvtide_core::demand::WindowDemand;
 use kvtide_core::sequence::{Sequence, SequenceError};
-use kvtide_core::tree::Namespace;
+use kvtide_core::tree::{Namespace, User};
 use kvtide_core::unit::{PoolId, Token, VirtId};
 use tokio::time::Instant;
 
@@ -33,7 +33,7 @@ impl Allocator {
     pub(super) async fn open(
         &mut self,
         id: SequenceId,
-        namespace: Namespace,
+        (namespace, user): (Namespace, User),
         tokens: Vec<Token>,
         deadline: Option<Instant>,
         reply: Reply<Opened>,
@@ -56,7 +56,7 @@ impl Allocator {
             )));
             return;
         }
-        let question = radix::Open { namespace: namespace.clone(), tokens };
+        let question = radix::Open { namespace: namespace.clone(), tokens, user };
         let answer = match self.radix.ask(question).await {
             Ok(answer) => answer,
             Err(error) => {

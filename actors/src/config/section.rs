@@ -46,6 +46,12 @@ section! {
         compaction as "compaction": Compaction = Compaction,
         /// Eviction order.
         policy as "policy": Policy = Policy,
+        /// Matches from which on `slru` protects a prefix.
+        slru_protected_hits as "slru_protected_hits": u32 = Within<1, { u32::MAX }>,
+        /// Tokens that can be computed within the latency budget of `tlru`.
+        tlru_latency_tokens as "tlru_latency_tokens": u32 = Within<0, { u32::MAX }>,
+        /// Tokens that `tlru` expects a next prompt to add.
+        tlru_next_prompt_tokens as "tlru_next_prompt_tokens": u32 = Within<0, { u32::MAX }>,
     }
 }
 

@@ -64,7 +64,21 @@ words! {
     Policy {
         /// Least recently used first.
         Lru = "lru",
-    } later ["lfu", "fifo", "mru", "filo", "priority", "slru", "tlru"]
+        /// Fewest matches first.
+        Lfu = "lfu",
+        /// First cached first.
+        Fifo = "fifo",
+        /// Most recently used first.
+        Mru = "mru",
+        /// Last cached first.
+        Filo = "filo",
+        /// Lowest priority first.
+        Priority = "priority",
+        /// Rarely matched first.
+        Slru = "slru",
+        /// What a next prompt can do without first.
+        Tlru = "tlru",
+    } later []
 }
 
 words! {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kvtide_core::chain::Chain;
 use kvtide_core::demand::{AnyDemand, Demand};
-use kvtide_core::tree::Namespace;
+use kvtide_core::tree::{Namespace, User};
 use kvtide_core::unit::{Bytes, PoolId, Token};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -39,6 +39,8 @@ pub struct OpenOptions {
     pub namespace: Namespace,
     /// How long to wait for memory that others give back; not at all, if `None`.
     pub wait: Option<Duration>,
+    /// Under the `priority` policy, prefixes of a higher priority are kept longer.
+    pub priority: i64,
 }
 
 /// Pages held by number only. Dropped, it gives them back.
@@ -95,11 +97,11 @@ impl CacheHandle {
     ) -> Result<Sequence, AllocError> {
         let id = SequenceId(self.shared.fresh());
         let back = self.shared.giveback(Returned::Sequence(id));
-        let OpenOptions { namespace, wait } = options;
-        let deadline = deadline(wait);
+        let OpenOptions { namespace, wait, priority } = options;
+        let (deadline, user) = (deadline(wait), User { priority });
         let opened = self
             .shared
-            .ask(|reply| Request::Open { id, namespace, tokens, deadline, reply })
+            .ask(|reply| Request::Open { id, namespace, user, tokens, deadline, reply })
             .await?;
         debug_assert_eq!(opened.id, id);
         Ok(Sequence {

@@ -9,7 +9,6 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use kvtide_core::tree::Namespace;
 use kvtide_core::unit::{Token, Tokens};
 
 use super::tally::Tally;
@@ -230,7 +229,7 @@ impl<'a> Scheduler<'a> {
             let answer: Vec<Token> = request.output().collect();
             tokens.extend(&answer[..generated]);
             let length = tokens.len() as u32;
-            let options = OpenOptions { namespace: Namespace::default(), wait: None };
+            let options = OpenOptions::default();
             let asked = Instant::now();
             let opened = self.handle.open(tokens, options).await;
             self.tally.allocation(asked.elapsed());

@@ -6,7 +6,7 @@ use kvtide_core::unit::Tokens;
 
 use super::ended::{Ended, Restored};
 use super::run::{Doing, Runner, namespace_of, publishing};
-use super::{Draft, Operation, Waiting};
+use super::{Draft, Namespace, Operation, Waiting};
 use crate::error::AllocError;
 use crate::handle::{CacheHandle, OpenOptions};
 use crate::message::Publishing;
@@ -21,10 +21,10 @@ impl Runner {
         let wait = waiting.deadline_ms.map(Duration::from_millis);
         let handle = self.handle.clone();
         Ok(match operation {
-            Operation::Open { seq, tokens, namespace, priority: _ } => {
+            Operation::Open { seq, tokens, namespace, priority } => {
                 self.vacant(&self.sequences, "sequence", seq)?;
                 let (seq, tokens) = (seq.clone(), tokens.to_vec());
-                let options = OpenOptions { namespace: namespace_of(namespace), wait };
+                let options = open_options(namespace, *priority, wait);
                 Box::pin(async move { Ended::opened(seq, handle.open(tokens, options).await) })
             }
             Operation::Extend { seq, count } => {
@@ -54,8 +54,8 @@ impl Runner {
                     Ended::from(result).with(Restored::Sequence(seq, sequence))
                 })
             }
-            Operation::Insert { tokens, state, namespace } => {
-                let options = OpenOptions { namespace: namespace_of(namespace), wait };
+            Operation::Insert { tokens, state, namespace, priority } => {
+                let options = open_options(namespace, *priority, wait);
                 let (tokens, publishing) = (tokens.to_vec(), publishing(*state));
                 Box::pin(async move { insert(&handle, tokens, options, publishing).await })
             }
@@ -99,4 +99,13 @@ async fn insert(
             Ended::failed(closed.err().unwrap_or(error)).after(opened)
         }
     }
+}
+
+fn open_options(
+    namespace: &Namespace,
+    priority: Option<i64>,
+    wait: Option<Duration>,
+) -> OpenOptions {
+    let priority = priority.unwrap_or_default();
+    OpenOptions { namespace: namespace_of(namespace), wait, priority }
 }

@@ -73,6 +73,8 @@ pub enum Operation {
         state: StateWish,
         /// Whose.
         namespace: Namespace,
+        /// For the `priority` policy.
+        priority: Option<i64>,
     },
     /// A second continuation that shares the pages so far.
     Fork {
@@ -328,6 +330,7 @@ impl Operation {
                 tokens: keys.tokens()?,
                 state: keys.state()?,
                 namespace: keys.namespace()?,
+                priority: keys.maybe("priority", Node::i64)?,
             },
             "fork" => Operation::Fork { seq: keys.name("seq")?, child: keys.name("as")? },
             "truncate" => {
@@ -443,7 +446,7 @@ const KEYS: [(&str, &[&str]); 27] = [
     ("finish", &["seq", "cache", "state"]),
     ("drop", &["seq"]),
     ("cached", &["tokens", "namespace"]),
-    ("insert", &["tokens", "state", "namespace"]),
+    ("insert", &["tokens", "state", "namespace", "priority"]),
     ("fork", &["seq", "as"]),
     ("truncate", &["seq", "count"]),
     ("park", &["seq"]),
