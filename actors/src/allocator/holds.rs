@@ -15,6 +15,13 @@ use crate::message::{
 };
 use crate::radix;
 
+/// Whether a lease followed a sequence.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Followed {
+    Before,
+    Never,
+}
+
 impl Allocator {
     /// Takes back what dropped handles gave up.
     pub(super) async fn collect(&mut self) {
@@ -136,6 +143,10 @@ impl Allocator {
                 let _ = reply.send(Err(unknown(sequence)));
                 return;
             };
+            if let Err(error) = slot.sequence.can_work() {
+                let _ = reply.send(Err(error.into()));
+                return;
+            }
             holds.extend(slot.sequence.holds(&self.chain));
         }
         // A step writes; what is being copied must not be written.
@@ -162,7 +173,7 @@ impl Allocator {
         let mut locks = Vec::new();
         for &sequence in &ids {
             match self.lock_again(sequence).await {
-                Ok(lock) => locks.push((sequence, lock)),
+                Ok(lock) => locks.push((Some(sequence), lock)),
                 Err(error) => {
                     self.steps.insert(id, Step { lease, locks });
                     self.end_step(id).await;
@@ -189,22 +200,51 @@ impl Allocator {
 
     /// Lets open leases of a sequence hold what it just published, where its pages still are theirs to read.
     pub(super) async fn extend_lease_locks(&mut self, id: SequenceId) -> Result<(), AllocError> {
-        let held = |step: &Step| step.locks.iter().any(|(sequence, _)| *sequence == id);
+        let held = |step: &Step| step.locks.iter().any(|(sequence, _)| *sequence == Some(id));
         let steps: Vec<StepId> =
             self.steps.iter().filter(|(_, step)| held(step)).map(|(&step, _)| step).collect();
         for step in steps {
             let Some(slot) = self.sequences.get_mut(&id) else { return Ok(()) };
             let Some(step) = self.steps.get_mut(&step) else { continue };
-            let Some(place) = step.locks.iter().position(|(sequence, _)| *sequence == id) else {
+            let Some(place) = step.locks.iter().position(|(sequence, _)| *sequence == Some(id))
+            else {
                 continue;
             };
             let (_, held) = step.locks.swap_remove(place);
             let question = radix::LockOn { held, lock: slot.sequence.take_lock() };
             let (lock, moved) = self.radix.ask(question).await.map_err(gone)?.0;
             slot.sequence.put_lock(lock);
-            step.locks.push((id, moved));
+            step.locks.push((Some(id), moved));
         }
         Ok(())
+    }
+
+    /// Leaves open leases of a sequence the hold that they have, and has another follow the sequence, whose own hold has
+    /// gone back: a step may still read what was given up.
+    pub(super) async fn fork_lease_locks(&mut self, id: SequenceId) -> Result<(), AllocError> {
+        let steps: Vec<StepId> = self.steps.keys().copied().collect();
+        for step in steps {
+            if self.stop_following(step, id) == Followed::Never {
+                continue;
+            }
+            let lock = self.lock_again(id).await?;
+            if let Some(found) = self.steps.get_mut(&step) {
+                found.locks.push((Some(id), lock));
+            }
+        }
+        Ok(())
+    }
+
+    /// Has a lease's hold stay where it is, wherever its sequence goes.
+    pub(super) fn stop_following(&mut self, step: StepId, id: SequenceId) -> Followed {
+        let locks = self.steps.get_mut(&step).map(|step| step.locks.iter_mut());
+        match locks.and_then(|mut locks| locks.find(|lock| lock.0 == Some(id))) {
+            Some(followed) => {
+                followed.0 = None;
+                Followed::Before
+            }
+            None => Followed::Never,
+        }
     }
 
     /// Where a sequence's pages lie now.

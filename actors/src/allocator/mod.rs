@@ -14,9 +14,11 @@ mod copies;
 mod holds;
 mod inspect;
 mod job;
+mod park;
 mod publish;
 mod queue;
 mod sequences;
+mod truncate;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -145,7 +147,8 @@ enum Activity {
 /// A lease: pages held in the arena, prefixes locked in the tree.
 struct Step {
     lease: LeaseId,
-    locks: Vec<(SequenceId, Lock)>,
+    /// With the sequence whose hold each follows; none once that has gone back to where it came from.
+    locks: Vec<(Option<SequenceId>, Lock)>,
 }
 
 /// A closed gate.
@@ -243,6 +246,9 @@ impl Allocator {
             }
             Request::Extend { .. }
             | Request::Append { .. }
+            | Request::Park { .. }
+            | Request::Resume { .. }
+            | Request::Truncate { .. }
             | Request::Checkpoint { .. }
             | Request::Finish { .. } => self.serve_sequence(request, me).await,
             Request::Reserve { id, demand, deadline, reply } => {

@@ -8,7 +8,9 @@ use kvtide_core::unit::{Token, Tokens};
 
 use super::{GiveBack, deadline};
 use crate::error::{AllocError, ServiceError};
-use crate::message::{AppendItem, Appended, Matched, Publishing, Receipt, Request, SequenceId};
+use crate::message::{
+    AppendItem, Appended, Matched, Publishing, Receipt, Request, SequenceId, Shedding,
+};
 use crate::service::Shared;
 
 /// An open sequence. Dropped, it gives back its pages and its hold on the cached prefix.
@@ -28,13 +30,13 @@ impl Sequence {
         self.id
     }
 
-    /// What its prompt matched when it was opened.
+    /// What its prompt matched when it was opened, or its tokens when it was last resumed.
     #[must_use]
     pub fn matched(&self) -> Matched {
         self.matched
     }
 
-    /// What opening it took.
+    /// What opening it took, or resuming it.
     #[must_use]
     pub fn receipt(&self) -> Receipt {
         self.receipt
@@ -84,9 +86,66 @@ impl Sequence {
         tokens: Vec<Token>,
         wait: Option<Duration>,
     ) -> Result<Appended, AllocError> {
-        let (items, deadline) = (vec![AppendItem { id: self.id, tokens }], deadline(wait));
+        self.append_with(Shedding::Now, tokens, wait).await
+    }
+
+    /// As [`append`](Self::append), for tokens that may be taken back by [`truncate`](Self::truncate): window pages that
+    /// they leave behind are given back by the next append or truncation only.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub async fn draft(
+        &mut self,
+        tokens: Vec<Token>,
+        wait: Option<Duration>,
+    ) -> Result<Appended, AllocError> {
+        self.append_with(Shedding::Later, tokens, wait).await
+    }
+
+    async fn append_with(
+        &mut self,
+        windows: Shedding,
+        tokens: Vec<Token>,
+        wait: Option<Duration>,
+    ) -> Result<Appended, AllocError> {
+        let item = AppendItem { id: self.id, tokens, windows };
+        let (items, deadline) = (vec![item], deadline(wait));
         let done = self.shared.ask(|reply| Request::Append { items, deadline, reply }).await?;
         done.into_iter().next().ok_or(AllocError::Service(ServiceError::Reset))
+    }
+
+    /// Gives all its memory back and keeps its tokens, having published as asked. Until it is resumed it can only be
+    /// finished, closed or dropped.
+    ///
+    /// # Errors
+    /// [`AllocError::InvalidOperation`] if it is parked.
+    pub async fn park(&mut self, publishing: Publishing) -> Result<(), AllocError> {
+        let id = self.id;
+        self.shared.ask(|reply| Request::Park { id, publishing, reply }).await
+    }
+
+    /// Goes on after a [`park`](Self::park): matches all tokens so far but the last, locks what matched and copies the
+    /// state there; [`extend`](Self::extend) computes the rest. A refusal leaves it parked.
+    ///
+    /// # Errors
+    /// Any [`AllocError`] of an allocation; [`AllocError::InvalidOperation`] if it is not parked.
+    pub async fn resume(&mut self, wait: Option<Duration>) -> Result<Receipt, AllocError> {
+        let (id, deadline) = (self.id, deadline(wait));
+        let resumed = self.shared.ask(|reply| Request::Resume { id, deadline, reply }).await?;
+        self.matched = resumed.matched;
+        self.receipt = resumed.receipt;
+        Ok(resumed.receipt)
+    }
+
+    /// Drops computed tokens beyond `count`, and the pages that they alone needed. Tokens of the prompt stay known, to be
+    /// extended again; appended ones are forgotten. Running state slots stay as they are: what they hold is the engine's
+    /// to restore. Inside a page that the cache or another sequence uses too, the next write goes to a copy of it.
+    ///
+    /// # Errors
+    /// [`AllocError::InvalidOperation`] if fewer are computed, or if the trailing window at `count` lacks a page.
+    pub async fn truncate(&mut self, count: Tokens) -> Result<(), AllocError> {
+        let id = self.id;
+        self.shared.ask(|reply| Request::Truncate { id, count, reply }).await
     }
 
     /// Publishes whole pages computed so far, with a copy of the state if at a page boundary and wanted; goes on.
