@@ -5,7 +5,7 @@
 
 mod rig;
 
-use kvtide::error::{AllocError, Refusal, ServiceError};
+use kvtide::error::{AllocError, Bounded, Refusal, ServiceError};
 use kvtide::handle::OpenOptions;
 use kvtide::message::{Left, Publishing};
 use kvtide_core::chain::Grow;
@@ -246,7 +246,7 @@ fn a_full_queue_is_busy() {
         let held = rig.reserve(&[("full", 8)], None).await.unwrap();
         let head = rig.reserve_later(&[("full", 5)]).await;
         let busy = rig.reserve(&[("full", 5)], LONG).await.err();
-        assert_eq!(busy, Some(AllocError::Busy { waiting: 1, limit: 1 }));
+        assert_eq!(busy, Some(AllocError::Busy { what: Bounded::Waiting, taken: 1, limit: 1 }));
         // Who does not want to wait is told what is short.
         let refused = rig.reserve(&[("full", 5)], None).await;
         assert!(matches!(refused, Err(AllocError::Exhausted { .. })));

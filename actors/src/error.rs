@@ -57,11 +57,13 @@ pub enum AllocError {
         /// How long it waited.
         waited: Duration,
     },
-    /// The queue of waiting allocations is full. Nothing changed.
-    #[error("busy: {waiting} allocations wait already, at most {limit} may")]
+    /// As much is taken as the configuration allows. Nothing changed.
+    #[error("busy: {taken} {what}, at most {limit} may")]
     Busy {
-        /// Allocations waiting.
-        waiting: u64,
+        /// What is bounded.
+        what: Bounded,
+        /// How many there are, or would be.
+        taken: u64,
         /// The configured bound.
         limit: u64,
     },
@@ -128,6 +130,39 @@ pub enum Refusal {
     Quota(String),
     /// Another allocation, first in the queue, would wait longer for it.
     Queue,
+}
+
+/// What a configuration bounds.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Bounded {
+    /// Allocations that wait: `queue.capacity`.
+    Waiting,
+    /// Pins: `pin.max_pins`.
+    Pins,
+    /// Tokens that pins keep, with those asked for: `pin.max_tokens`.
+    PinnedTokens,
+}
+
+impl Bounded {
+    /// As it is called in outcomes.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Bounded::Waiting => "waiting",
+            Bounded::Pins => "pins",
+            Bounded::PinnedTokens => "pinned_tokens",
+        }
+    }
+}
+
+impl fmt::Display for Bounded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Bounded::Waiting => "allocations wait already",
+            Bounded::Pins => "prefixes are pinned already",
+            Bounded::PinnedTokens => "tokens would be pinned",
+        })
+    }
 }
 
 impl AllocError {

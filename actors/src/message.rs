@@ -32,6 +32,10 @@ pub(crate) struct StepId(pub(crate) u64);
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) struct GateKey(pub(crate) u64);
 
+/// Names a pin for ever.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(crate) struct PinId(pub(crate) u64);
+
 /// Something given back by a handle that was dropped.
 #[derive(Debug)]
 pub(crate) enum Returned {
@@ -39,6 +43,7 @@ pub(crate) enum Returned {
     Reservation(ReservationId),
     Step(StepId),
     Gate(GateKey),
+    Pin(PinId),
     /// A call whose answer nobody waits for any more.
     Call,
 }
@@ -207,6 +212,12 @@ pub(crate) enum Request {
         tokens: Vec<Token>,
         reply: Reply<Matched>,
     },
+    Pin {
+        id: PinId,
+        namespace: Namespace,
+        tokens: Vec<Token>,
+        reply: Reply<Matched>,
+    },
     Reserve {
         id: ReservationId,
         demand: AnyDemand,
@@ -275,6 +286,7 @@ impl Request {
             Request::Checkpoint { .. } => "checkpoint",
             Request::Finish { .. } => "finish",
             Request::Cached { .. } => "cached",
+            Request::Pin { .. } => "pin",
             Request::Reserve { .. } => "reserve",
             Request::Release { .. } => "release",
             Request::Explain { .. } => "explain",

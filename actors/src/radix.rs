@@ -9,7 +9,7 @@ use kvtide_core::arena::GatedView;
 use kvtide_core::demand::Demand;
 use kvtide_core::fit::Geometry;
 use kvtide_core::tree::{
-    Counters, Detached, Lock, Match, Namespace, OwnPage, PlanRefusal, PlanRequest, Prefer,
+    Counters, Detached, Lock, Match, Namespace, OwnPage, Pin, PlanRefusal, PlanRequest, Prefer,
     Published, Quota, ReclaimPlan, Tree, User,
 };
 use kvtide_core::unit::{Pages, PerPool, PoolId, Token, Tokens, VirtId};
@@ -102,6 +102,15 @@ pub(crate) struct Evict(pub(crate) Detached);
 
 /// Drop everything that is not locked.
 pub(crate) struct Flush;
+
+/// Keep a prefix from eviction.
+pub(crate) struct PinPrefix {
+    pub(crate) namespace: Namespace,
+    pub(crate) tokens: Vec<Token>,
+}
+
+/// Let a pinned prefix go.
+pub(crate) struct Unpin(pub(crate) Pin);
 
 /// The tree's totals.
 pub(crate) struct Count;
@@ -270,6 +279,22 @@ impl Message<Flush> for Radix {
 
     async fn handle(&mut self, _: Flush, _: &mut Context<Self, Self::Reply>) -> Self::Reply {
         Answer(self.tree.flush())
+    }
+}
+
+impl Message<PinPrefix> for Radix {
+    type Reply = Answer<(Pin, Match)>;
+
+    async fn handle(&mut self, msg: PinPrefix, _: &mut Context<Self, Self::Reply>) -> Self::Reply {
+        Answer(self.tree.pin(&msg.namespace, &msg.tokens))
+    }
+}
+
+impl Message<Unpin> for Radix {
+    type Reply = ();
+
+    async fn handle(&mut self, msg: Unpin, _: &mut Context<Self, Self::Reply>) {
+        self.tree.unpin(msg.0);
     }
 }
 

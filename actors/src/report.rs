@@ -71,6 +71,8 @@ pub struct PoolStats {
     pub cached: Pages,
     /// In the tree and in use.
     pub locked: Pages,
+    /// In the tree and kept by a pin; what is in use too counts in both.
+    pub pinned: Pages,
     /// In the tree only.
     pub evictable: Pages,
 }

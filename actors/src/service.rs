@@ -12,7 +12,7 @@ use kvtide_core::tree::{PolicyKind, Prefer, Quota, Tree, TreeSettings};
 use kvtide_core::unit::{Pages, Tokens};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::allocator::{Allocator, Content, Packing, Parts, Policy};
+use crate::allocator::{Allocator, Content, Packing, Parts, PinBounds, Policy};
 use crate::compactor::Compactor;
 use crate::config::{self, CacheConfig, Compaction, Config, Engine, Sections};
 use crate::device::{self, DeviceUnavailable, EngineKind, GpuWorker, Grids, WorkerHandle};
@@ -184,5 +184,9 @@ fn policy(sections: &Sections) -> Policy {
         queue_max: sections.queue.capacity as usize,
         bypass_max: sections.queue.max_bypass,
         pages_per_launch: Pages(sections.device.max_pages_per_launch),
+        pins: PinBounds {
+            pins: sections.pin.max_pins.into(),
+            tokens: sections.pin.max_tokens.into(),
+        },
     }
 }

@@ -114,6 +114,7 @@ struct PoolMetrics {
     capacity: Gauge,
     cached: Gauge,
     locked: Gauge,
+    pinned: Gauge,
     evictable: Gauge,
     evicted: Counter,
 }
@@ -215,6 +216,7 @@ impl PoolMetrics {
             capacity: gauge!("kvtide_pool_capacity_bytes", "pool" => name()),
             cached: tokens("cached"),
             locked: tokens("locked"),
+            pinned: tokens("pinned"),
             evictable: tokens("evictable"),
             evicted: counter!("kvtide_evicted_tokens_total", "pool" => name()),
         }
@@ -234,6 +236,7 @@ impl PoolMetrics {
         self.capacity.set(bytes(pool.capacity));
         self.cached.set(tokens(pool.cached));
         self.locked.set(tokens(pool.locked));
+        self.pinned.set(tokens(pool.pinned));
         self.evictable.set(tokens(pool.evictable));
         self.evicted.absolute(evicted * u64::from(pool.page_tokens.0));
     }
@@ -260,7 +263,7 @@ fn describe() {
     );
     describe_gauge!(
         "kvtide_pool_tokens",
-        "Tokens (slots, of a state pool) in the tree: cached, locked, evictable"
+        "Tokens (slots, of a state pool) in the tree: cached, locked, pinned, evictable"
     );
     describe_gauge!("kvtide_matchable_tokens", "Cached tokens that some prompt could be served");
     describe_gauge!("kvtide_sequences", "Open sequences");

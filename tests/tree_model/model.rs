@@ -114,6 +114,7 @@ impl Model {
         let mut count = |pool: PoolId, locked: bool| {
             counters.cached[pool].0 += 1;
             counters.locked[pool].0 += u32::from(locked);
+            counters.held[pool].0 += u32::from(locked);
         };
         for (key, page) in &self.pages {
             count(self.chain.full().unwrap(), self.is_locked(key, None));

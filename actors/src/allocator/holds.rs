@@ -31,6 +31,7 @@ impl Allocator {
                 Returned::Reservation(id) => self.give_back_reservation(id),
                 Returned::Step(id) => self.end_step(id).await,
                 Returned::Gate(key) => self.open_moves(key),
+                Returned::Pin(id) => self.unpin(id).await,
                 // It may have been waiting, and others behind it.
                 Returned::Call => self.note_progress(),
             }

@@ -109,6 +109,7 @@ impl Allocator {
             free: self.free_pages(pool),
             cached: counted.cached[pool],
             locked: counted.locked[pool],
+            pinned: counted.pinned[pool],
             evictable: counted.evictable(pool),
         });
         Ok(Stats {

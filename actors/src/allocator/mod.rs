@@ -1,4 +1,4 @@
-//! The allocator actor: sole owner of the arena, and of every sequence, reservation, lease and gate.
+//! The allocator actor: sole owner of the arena, and of every sequence, reservation, lease, gate and pin.
 //!
 //! The life of an allocation: what fits now is bound at once. Otherwise the radix actor plans what has to go, the victims
 //! are detached, and the arena plans what has to move. With nothing to move, that is committed at once; else the prepare
@@ -15,6 +15,7 @@ mod holds;
 mod inspect;
 mod job;
 mod park;
+mod pins;
 mod publish;
 mod queue;
 mod sequences;
@@ -30,7 +31,7 @@ use kameo::message::{Context, Message};
 use kvtide_core::arena::{Arena, GateId, LeaseId};
 use kvtide_core::chain::Chain;
 use kvtide_core::sequence::Sequence;
-use kvtide_core::tree::{Lock, Prefer, Quota};
+use kvtide_core::tree::{Lock, Pin, Prefer, Quota};
 use kvtide_core::unit::{Pages, PoolId, VirtId};
 use tokio::sync::mpsc;
 use tracing::Instrument;
@@ -39,13 +40,14 @@ use crate::compactor::{Compactor, CopyEnded};
 use crate::device::{CopyTicket, WorkerHandle};
 use crate::error::{AllocError, ServiceError};
 use crate::message::{
-    GateKey, Reply, Request, ReservationId, Reserved, Returned, SequenceId, StepId,
+    GateKey, PinId, Reply, Request, ReservationId, Reserved, Returned, SequenceId, StepId,
 };
 use crate::radix::Radix;
 use crate::report::Totals;
 
 pub(crate) use job::JobId;
 use job::{Copying, Job, Moving};
+pub(crate) use pins::PinBounds;
 use queue::Waiting;
 
 /// How the allocator behaves, from the configuration.
@@ -58,6 +60,7 @@ pub(crate) struct Policy {
     pub(crate) queue_max: usize,
     pub(crate) bypass_max: std::time::Duration,
     pub(crate) pages_per_launch: Pages,
+    pub(crate) pins: PinBounds,
 }
 
 /// When holes are closed.
@@ -88,6 +91,7 @@ pub(crate) struct Allocator {
     reservations: BTreeMap<ReservationId, Reserved>,
     steps: BTreeMap<StepId, Step>,
     gates: BTreeMap<GateKey, Gate>,
+    pins: BTreeMap<PinId, Pin>,
     /// The one prepare under way.
     moving: Option<Moving>,
     /// Copies of states under way.
@@ -219,6 +223,7 @@ impl Allocator {
             reservations: BTreeMap::new(),
             steps: BTreeMap::new(),
             gates: BTreeMap::new(),
+            pins: BTreeMap::new(),
             moving: None,
             copying: BTreeMap::new(),
             deferred: VecDeque::new(),
@@ -251,6 +256,9 @@ impl Allocator {
             | Request::Truncate { .. }
             | Request::Checkpoint { .. }
             | Request::Finish { .. } => self.serve_sequence(request, me).await,
+            Request::Pin { id, namespace, tokens, reply } => {
+                self.pin(id, namespace, tokens, reply).await;
+            }
             Request::Reserve { id, demand, deadline, reply } => {
                 self.reserve(id, demand, deadline, reply, me).await;
             }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::job::{Job, JobId, Priority, Timer};
 use super::{Allocator, Progress};
-use crate::error::{AllocError, Refusal};
+use crate::error::{AllocError, Bounded, Refusal};
 use crate::message::Request;
 
 /// A job in the queue.
@@ -53,7 +53,7 @@ impl Allocator {
         }
         let limit = self.policy.queue_max;
         if self.waiting.len() >= limit {
-            let busy = AllocError::Busy { waiting: self.waiting.len() as u64, limit: limit as u64 };
+            let busy = busy(self.waiting.len(), limit);
             return Some((job, busy));
         }
         self.totals.waits += 1;
@@ -72,7 +72,7 @@ impl Allocator {
     pub(super) fn defer(&mut self, mut job: Job, me: &ActorRef<Self>) -> Option<(Job, AllocError)> {
         let (set_aside, limit) = (self.waiting.len() + self.deferred.len(), self.policy.queue_max);
         if set_aside >= limit && job.priority == Priority::Newcomer {
-            let busy = AllocError::Busy { waiting: set_aside as u64, limit: limit as u64 };
+            let busy = busy(set_aside, limit);
             return Some((job, busy));
         }
         self.arm(&mut job, me);
@@ -236,4 +236,9 @@ impl Allocator {
     ) -> Result<AllocError, AllocError> {
         self.exhausted(demand, Refusal::Queue).await
     }
+}
+
+/// The refusal of one more that would wait.
+fn busy(waiting: usize, limit: usize) -> AllocError {
+    AllocError::Busy { what: Bounded::Waiting, taken: waiting as u64, limit: limit as u64 }
 }

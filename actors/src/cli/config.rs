@@ -205,7 +205,7 @@ fn tokens(chain: &Chain, pages: Pages) -> u64 {
 
 /// Every setting in force, as a file would say it.
 fn settings(sections: &Sections) -> serde_json::Map<String, serde_json::Value> {
-    let Sections { cache, reclaim, state, queue, device, service } = sections;
+    let Sections { cache, reclaim, state, pin, queue, device, service } = sections;
     let cap = state.max_per_path.map_or("none".to_owned(), |cap| cap.to_string());
     let pairs = [
         ("cache.compaction", cache.compaction.word().to_owned()),
@@ -217,6 +217,8 @@ fn settings(sections: &Sections) -> serde_json::Map<String, serde_json::Value> {
         ("reclaim.quota", reclaim.quota.to_string()),
         ("state.max_per_path", cap),
         ("state.track", state.track.word().to_owned()),
+        ("pin.max_pins", pin.max_pins.to_string()),
+        ("pin.max_tokens", pin.max_tokens.to_string()),
         ("queue.capacity", queue.capacity.to_string()),
         ("queue.max_bypass_ms", queue.max_bypass.as_millis().to_string()),
         ("device.engine", device.engine.word().to_owned()),

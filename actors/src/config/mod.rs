@@ -24,7 +24,8 @@ pub use error::{ConfigError, Place, Problem};
 pub use model::page_bytes;
 pub use preset::names as preset_names;
 pub use section::{
-    CacheConfig, DeviceConfig, QueueConfig, ReclaimConfig, Sections, ServiceConfig, StateConfig,
+    CacheConfig, DeviceConfig, PinConfig, QueueConfig, ReclaimConfig, Sections, ServiceConfig,
+    StateConfig,
 };
 pub use size::{Size, SizeError};
 pub use value::{Compaction, Dtype, Engine, GrowWord, KindWord, Policy, Prefer, Quota, Track};
@@ -32,7 +33,7 @@ pub use value::{Compaction, Dtype, Engine, GrowWord, KindWord, Policy, Prefer, Q
 use document::{Document, KeyPath, one_line};
 use model::{At, RawModel, need};
 use section::{
-    RawCache, RawDevice, RawQueue, RawReclaim, RawSections, RawService, RawState, TABLES,
+    RawCache, RawDevice, RawPin, RawQueue, RawReclaim, RawSections, RawService, RawState, TABLES,
 };
 use value::Sink;
 
@@ -54,7 +55,7 @@ const REFERENCE: Document<'static> = Document {
 };
 
 /// Tables whose keys a scenario's `cache` object may set.
-const FLAT_TABLES: &[&str] = &["cache", "reclaim", "state", "queue"];
+const FLAT_TABLES: &[&str] = &["cache", "reclaim", "state", "pin", "queue"];
 
 /// A file as read.
 #[derive(Debug, Default, Deserialize)]
@@ -65,6 +66,7 @@ struct RawFile {
     cache: RawCache,
     reclaim: RawReclaim,
     state: RawState,
+    pin: RawPin,
     queue: RawQueue,
     device: RawDevice,
     service: RawService,
@@ -80,8 +82,8 @@ struct RawArena {
 
 impl RawFile {
     fn split(self) -> (RawArena, RawModel, RawSections) {
-        let RawFile { arena, model, cache, reclaim, state, queue, device, service } = self;
-        (arena, model, RawSections { cache, reclaim, state, queue, device, service })
+        let RawFile { arena, model, cache, reclaim, state, pin, queue, device, service } = self;
+        (arena, model, RawSections { cache, reclaim, state, pin, queue, device, service })
     }
 }
 
@@ -181,7 +183,7 @@ impl Config {
         self
     }
 
-    /// Sets one key of the tables `cache`, `reclaim`, `state` and `queue`, named `key` or `table.key`, as a
+    /// Sets one key of the tables `cache`, `reclaim`, `state`, `pin` and `queue`, named `key` or `table.key`, as a
     /// scenario's header does.
     ///
     /// # Errors

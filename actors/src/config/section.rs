@@ -76,6 +76,16 @@ section! {
 }
 
 section! {
+    /// `[pin]`: prefixes kept from eviction.
+    PinConfig from RawPin {
+        /// Most pins; beyond it a pin is refused as busy.
+        max_pins as "max_pins": u32 = Within<0, 1_048_576>,
+        /// Most tokens that pins keep; beyond it a pin is refused as busy.
+        max_tokens as "max_tokens": u32 = Within<0, 4_294_967_295>,
+    }
+}
+
+section! {
     /// `[queue]`: allocations that wait for memory.
     QueueConfig from RawQueue {
         /// Most allocations waiting; beyond it an allocation is refused as busy.
@@ -114,6 +124,7 @@ pub(super) struct RawSections {
     pub(super) cache: RawCache,
     pub(super) reclaim: RawReclaim,
     pub(super) state: RawState,
+    pub(super) pin: RawPin,
     pub(super) queue: RawQueue,
     pub(super) device: RawDevice,
     pub(super) service: RawService,
@@ -128,6 +139,8 @@ pub struct Sections {
     pub reclaim: ReclaimConfig,
     /// `[state]`.
     pub state: StateConfig,
+    /// `[pin]`.
+    pub pin: PinConfig,
     /// `[queue]`.
     pub queue: QueueConfig,
     /// `[device]`.
@@ -141,6 +154,7 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
     ("cache", RawCache::KEYS),
     ("reclaim", RawReclaim::KEYS),
     ("state", RawState::KEYS),
+    ("pin", RawPin::KEYS),
     ("queue", RawQueue::KEYS),
     ("device", RawDevice::KEYS),
     ("service", RawService::KEYS),
@@ -152,6 +166,7 @@ impl RawSections {
         self.cache.overlay(&mut base.cache);
         self.reclaim.overlay(&mut base.reclaim);
         self.state.overlay(&mut base.state);
+        self.pin.overlay(&mut base.pin);
         self.queue.overlay(&mut base.queue);
         self.device.overlay(&mut base.device);
         self.service.overlay(&mut base.service);
@@ -163,6 +178,7 @@ impl RawSections {
             cache: self.cache.complete().map_err(|key| ("cache", key))?,
             reclaim: self.reclaim.complete().map_err(|key| ("reclaim", key))?,
             state: self.state.complete().map_err(|key| ("state", key))?,
+            pin: self.pin.complete().map_err(|key| ("pin", key))?,
             queue: self.queue.complete().map_err(|key| ("queue", key))?,
             device: self.device.complete().map_err(|key| ("device", key))?,
             service: self.service.complete().map_err(|key| ("service", key))?,

@@ -1,5 +1,6 @@
 //! What an engine holds: the handle to the service, and guards that give everything back when dropped.
 
+mod pin;
 mod sequence;
 
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use crate::message::{
 use crate::report::{Explanation, Stats, Verified};
 use crate::service::Shared;
 
+pub use pin::Pin;
 pub use sequence::Sequence;
 
 /// A handle to a running service. Cheap to clone; every call is one message to the allocator.

@@ -191,6 +191,7 @@ impl State<'_> {
         outcome.set("evicted", table(stats, |pool, _| receipt.evicted[pool]));
         outcome.set("cached", table(stats, |_, pool| pool.cached));
         outcome.set("locked", table(stats, |_, pool| pool.locked));
+        outcome.set("pinned", table(stats, |_, pool| pool.pinned));
         outcome.set("live", table(stats, |_, pool| pool.counts.live));
         outcome.set("holes", table(stats, |_, pool| pool.counts.holes));
         outcome.set("moved_pages", receipt.moved_pages);
@@ -249,7 +250,9 @@ pub(super) fn detail(error: &AllocError) -> Value {
         }),
         AllocError::MovesGated { gates } => json!({ "gates": gates }),
         AllocError::TimedOut { waited } => json!({ "waited_ms": waited.as_millis() as u64 }),
-        AllocError::Busy { waiting, limit } => json!({ "waiting": waiting, "limit": limit }),
+        AllocError::Busy { what, taken, limit } => {
+            json!({ what.word(): taken, "limit": limit })
+        }
         _ => json!({}),
     }
 }

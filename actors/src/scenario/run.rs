@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
 use kvtide_core::chain::Chain;
 use kvtide_core::demand::Demand;
 use kvtide_core::tree;
-use kvtide_core::unit::{Bytes, PoolId};
+use kvtide_core::unit::{Bytes, PoolId, Token};
 use tokio::task::JoinHandle;
 
 use super::ended::{Ended, Restored, State, detail};
@@ -19,8 +18,8 @@ use super::{
 };
 use crate::device::Fault;
 use crate::error::{AllocError, StartError};
-use crate::handle::{CacheHandle, MoveGate, Reservation, Sequence, StepLease};
-use crate::message::{Left, Publishing};
+use crate::handle::{CacheHandle, MoveGate, Pin, Reservation, Sequence, StepLease};
+use crate::message::{Left, Matched, Publishing};
 use crate::report::{Explanation, Totals};
 use crate::service::CacheService;
 
@@ -39,7 +38,7 @@ pub enum RunError {
 }
 
 /// An operation on its way; boxed, for it may be left to run while the scenario goes on.
-pub(super) type Doing = Pin<Box<dyn Future<Output = Ended> + Send>>;
+pub(super) type Doing = std::pin::Pin<Box<dyn Future<Output = Ended> + Send>>;
 
 /// A service under a scenario, and everything that the scenario has named.
 pub struct Runner {
@@ -49,6 +48,7 @@ pub struct Runner {
     pub(super) reservations: BTreeMap<String, Reservation>,
     steps: BTreeMap<String, StepLease>,
     gates: BTreeMap<String, MoveGate>,
+    pins: BTreeMap<String, Pin>,
     /// Operations started with `async`, by line.
     started: BTreeMap<u32, JoinHandle<Ended>>,
     /// Names that operations under way will give, by their lines.
@@ -79,6 +79,7 @@ impl Runner {
             reservations: BTreeMap::new(),
             steps: BTreeMap::new(),
             gates: BTreeMap::new(),
+            pins: BTreeMap::new(),
             started: BTreeMap::new(),
             claimed: BTreeMap::new(),
             delays: Delays::None,
@@ -138,7 +139,7 @@ impl Runner {
         for task in self.started.values() {
             task.abort();
         }
-        drop((self.sequences, self.reservations, self.steps, self.gates));
+        drop((self.sequences, self.reservations, self.steps, self.gates, self.pins));
         if self.delays == Delays::Possible {
             // Stopping waits for copies under way. A service that is gone has none.
             let _ = self.handle.fault(Fault::ReleaseCopies).await;
@@ -186,6 +187,12 @@ impl Runner {
             }
             Operation::Cached { tokens, namespace } => {
                 match self.handle.cached(namespace_of(namespace), tokens.to_vec()).await {
+                    Ok(matched) => return Ended::matched(matched),
+                    Err(error) => Err(error),
+                }
+            }
+            Operation::Pin { pin, tokens, namespace } => {
+                match self.pin(pin, namespace, tokens.to_vec()).await {
                     Ok(matched) => return Ended::matched(matched),
                     Err(error) => Err(error),
                 }
@@ -269,6 +276,10 @@ impl Runner {
                 self.gates.insert(gate.clone(), closed);
                 Ok(())
             }
+            Operation::Unpin { pin } => {
+                let held = self.pins.remove(pin).ok_or_else(|| unknown("pin", pin))?;
+                held.unpin().await
+            }
             Operation::Ungate { gate } => {
                 let closed = self.gates.remove(gate).ok_or_else(|| unknown("gate", gate))?;
                 closed.open().await
@@ -305,6 +316,19 @@ impl Runner {
 
     async fn probe(&self, demand: &DemandByName) -> Result<Explanation, AllocError> {
         self.handle.explain(self.demand(demand)?).await
+    }
+
+    async fn pin(
+        &mut self,
+        name: &str,
+        namespace: &Namespace,
+        tokens: Vec<Token>,
+    ) -> Result<Matched, AllocError> {
+        vacant(&self.pins, "pin", name)?;
+        let pin = self.handle.pin(namespace_of(namespace), tokens).await?;
+        let matched = pin.matched();
+        self.pins.insert(name.to_owned(), pin);
+        Ok(matched)
     }
 
     async fn release(&mut self, name: &str, pools: Option<&[String]>) -> Result<(), AllocError> {
