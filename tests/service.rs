@@ -9,6 +9,7 @@ use kvtide::error::{AllocError, Bounded, Refusal, ServiceError};
 use kvtide::handle::OpenOptions;
 use kvtide::message::{Left, Publishing};
 use kvtide_core::chain::Grow;
+use kvtide_core::tree::Namespace;
 use kvtide_core::unit::{Bytes, Tokens};
 use rig::{
     LONG, Rig, SHORT, config, full, on_both, poll_then_drop, run, state, swa, ten_pages, tokens,
@@ -381,5 +382,29 @@ fn a_dropped_service_refuses_everything() {
         assert_eq!(waiting.await.unwrap().err(), stopped);
         assert_eq!(handle.verify().await.err(), stopped);
         drop(held);
+    });
+}
+
+#[test]
+fn a_pin_that_is_dropped_lets_its_prefix_go() {
+    on_both(|| async {
+        let rig = Rig::start(ten_pages()).await;
+        let mut sequence = rig.open(tokens(0, 6)).await.unwrap();
+        sequence.extend(None, None).await.unwrap();
+        sequence.finish(Publishing::Pages).await.unwrap();
+        let namespace = Namespace::default();
+        let pin = rig.handle.pin(namespace.clone(), tokens(0, 6)).await.unwrap();
+        assert_eq!(pin.matched().tokens, Tokens(6));
+        let refused = rig.reserve(&[("full", 10)], None).await;
+        assert!(matches!(refused, Err(AllocError::Exhausted { .. })));
+        // One who waits is served once the pin is gone.
+        let waiting = rig.reserve_later(&[("full", 10)]).await;
+        drop(pin);
+        drop(waiting.await.unwrap().unwrap());
+        assert_eq!(rig.stats().await.pools[0].pinned.0, 0);
+        // Given up at its first poll, it pins nothing.
+        poll_then_drop(rig.handle.pin(namespace, tokens(0, 6)), 1).await;
+        assert_eq!(rig.stats().await.pools[0].pinned.0, 0);
+        rig.rests().await;
     });
 }
