@@ -176,6 +176,12 @@ pub(crate) enum Request {
         deadline: Option<Instant>,
         reply: Reply<Vec<Appended>>,
     },
+    Fork {
+        id: SequenceId,
+        child: SequenceId,
+        deadline: Option<Instant>,
+        reply: Reply<Receipt>,
+    },
     Park {
         id: SequenceId,
         publishing: Publishing,
@@ -269,6 +275,7 @@ impl Request {
             Request::Open { .. } => "open",
             Request::Extend { .. } => "extend",
             Request::Append { .. } => "append",
+            Request::Fork { .. } => "fork",
             Request::Park { .. } => "park",
             Request::Resume { .. } => "resume",
             Request::Truncate { .. } => "truncate",
@@ -296,6 +303,7 @@ impl Request {
         match self {
             Request::Open { id, .. }
             | Request::Extend { id, .. }
+            | Request::Fork { id, .. }
             | Request::Park { id, .. }
             | Request::Resume { id, .. }
             | Request::Truncate { id, .. }
