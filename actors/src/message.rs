@@ -120,6 +120,16 @@ pub enum Left {
 pub(crate) struct AppendItem {
     pub(crate) id: SequenceId,
     pub(crate) tokens: Vec<Token>,
+    pub(crate) windows: Shedding,
+}
+
+/// Whether window pages that an append leaves behind are given back at once.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) enum Shedding {
+    #[default]
+    Now,
+    /// Not before the next append or truncation: the tokens may be taken back.
+    Later,
 }
 
 /// The pages of one sequence in a step, by position.
@@ -165,6 +175,11 @@ pub(crate) enum Request {
         items: Vec<AppendItem>,
         deadline: Option<Instant>,
         reply: Reply<Vec<Appended>>,
+    },
+    Truncate {
+        id: SequenceId,
+        count: Tokens,
+        reply: Reply<()>,
     },
     Checkpoint {
         id: SequenceId,
@@ -244,6 +259,7 @@ impl Request {
             Request::Open { .. } => "open",
             Request::Extend { .. } => "extend",
             Request::Append { .. } => "append",
+            Request::Truncate { .. } => "truncate",
             Request::Checkpoint { .. } => "checkpoint",
             Request::Finish { .. } => "finish",
             Request::Cached { .. } => "cached",
@@ -268,6 +284,7 @@ impl Request {
         match self {
             Request::Open { id, .. }
             | Request::Extend { id, .. }
+            | Request::Truncate { id, .. }
             | Request::Checkpoint { id, .. }
             | Request::Finish { id, .. } => Some(*id),
             _ => None,

@@ -46,6 +46,13 @@ pub(crate) struct Shed {
     pub(crate) computed: Tokens,
 }
 
+/// Move a lock back along its path, for a sequence that drops tokens.
+pub(crate) struct LockBack {
+    pub(crate) lock: Lock,
+    pub(crate) boundary: Pages,
+    pub(crate) computed: Tokens,
+}
+
 /// Let a lock go.
 pub(crate) struct Unlock(pub(crate) Vec<Lock>);
 
@@ -159,6 +166,14 @@ impl Message<Shed> for Radix {
         let mut lock = msg.lock;
         self.tree.shed(&mut lock, msg.computed);
         Answer(lock)
+    }
+}
+
+impl Message<LockBack> for Radix {
+    type Reply = Answer<Result<Lock, (Lock, Pages)>>;
+
+    async fn handle(&mut self, msg: LockBack, _: &mut Context<Self, Self::Reply>) -> Self::Reply {
+        Answer(self.tree.lock_back(msg.lock, msg.boundary, msg.computed))
     }
 }
 

@@ -89,6 +89,63 @@ impl Tree {
         moved
     }
 
+    /// Moves a hold back to an earlier `boundary` of its path, for a sequence of `computed` tokens: a boundary inside an
+    /// edge splits it. Window pages that this sequence looks back on are held again. O(pages of the windows + nodes of
+    /// the path).
+    ///
+    /// # Errors
+    /// The lock as it was, and the first position of a window page that is needed and not there.
+    pub fn lock_back(
+        &mut self,
+        lock: Lock,
+        boundary: Pages,
+        computed: Tokens,
+    ) -> Result<Lock, (Lock, Pages)> {
+        let boundary = boundary.0.min(lock.boundary);
+        let page = Tokens(self.shape.page_tokens);
+        let mut starts = lock.starts;
+        for (start, &window) in starts.iter_mut().zip(&self.shape.window_tokens) {
+            let needed = Tokens(computed.0.saturating_sub(window)).pages_down(page).0;
+            *start = needed.min(*start).min(boundary);
+        }
+        if let Some(missing) = self.missing_window(lock.node, &starts, boundary) {
+            return Err((lock, Pages(missing)));
+        }
+        self.version += 1;
+        let mut node = lock.node;
+        while let Some(parent) = self.slab.get(node).vitals.parent.some() {
+            if self.slab.get(node).vitals.start < boundary {
+                break;
+            }
+            node = parent;
+        }
+        let vitals = &self.slab.get(node).vitals;
+        let index = boundary - vitals.start.min(boundary);
+        if index < vitals.len {
+            node = self.split(node, index);
+        }
+        let holds_state = lock.holds_state && node == lock.node;
+        let moved = self.hold(node, starts, holds_state);
+        self.unlock(lock);
+        Ok(moved)
+    }
+
+    /// First position between `starts` and `boundary` on the path to `node` that lacks a window page.
+    fn missing_window(&self, node: NodeId, starts: &PerWindow, boundary: u32) -> Option<u32> {
+        let mut missing = None;
+        let mut next = Some(node);
+        while let Some(node) = next {
+            let vitals = &self.slab.get(node).vitals;
+            for (window, &start) in vitals.windows.iter().zip(starts) {
+                let mut needed = start.max(vitals.start)..vitals.end().min(boundary);
+                let gap = needed.find(|position| !window.present.contains(position - vitals.start));
+                missing = gap.or(missing);
+            }
+            next = vitals.parent.some();
+        }
+        missing
+    }
+
     /// Gives up the part of the windows that a sequence of `computed` tokens looks back on no more. O(nodes given up).
     pub fn shed(&mut self, lock: &mut Lock, computed: Tokens) {
         self.version += 1;

@@ -3,10 +3,10 @@
 use kvtide_core::demand::{Demand, WindowDemand};
 use kvtide_core::unit::Tokens;
 
-use super::job::{AppendWork, Appending, Claim, Job, Work};
+use super::job::{AppendWork, Appending, Claim, Job, PageCopy, Work};
 use super::{Activity, Allocator, gone};
 use crate::error::AllocError;
-use crate::message::{Receipt, SequenceId};
+use crate::message::{Receipt, SequenceId, Shedding};
 use crate::radix;
 
 impl Allocator {
@@ -15,13 +15,28 @@ impl Allocator {
         &mut self,
         job: &mut Job,
     ) -> Result<Option<Demand>, AllocError> {
+        if job.copy.as_ref().is_some_and(|copy| copy.to.is_some()) {
+            // The page must be copied before anything else.
+            return Ok(None);
+        }
         let states = || kvtide_core::demand::ExactDemand::for_state(&self.chain).demand();
         match &mut job.work {
             Work::Open(work) => Ok(work.running.is_empty().then(states).filter(|d| !d.is_empty())),
             Work::Checkpoint(work) => Ok(work.slots.is_empty().then(states)),
-            Work::Extend(work) => Ok(work.demand.as_ref().map(|demand| demand.pages())),
+            Work::Extend(work) => {
+                let Some(demand) = work.demand.as_ref().map(|demand| demand.pages()) else {
+                    return Ok(None);
+                };
+                job.copy = (work.target > work.before).then(|| self.copy_wanted(work.id)).flatten();
+                match job.copy {
+                    Some(_) => Ok(Some(self.copy_demand().plus(demand)?)),
+                    None => Ok(Some(demand)),
+                }
+            }
             Work::Reserve(work) => Ok(work.demand.as_ref().map(|demand| demand.pages())),
-            Work::Append(work) => self.append_until_page(work, &mut job.receipt).await,
+            Work::Append(work) => {
+                self.append_until_page(work, &mut job.copy, &mut job.receipt).await
+            }
         }
     }
 
@@ -29,6 +44,7 @@ impl Allocator {
     async fn append_until_page(
         &mut self,
         work: &mut AppendWork,
+        copy: &mut Option<PageCopy>,
         receipt: &mut Receipt,
     ) -> Result<Option<Demand>, AllocError> {
         loop {
@@ -48,6 +64,10 @@ impl Allocator {
                 work.end_item(None, std::mem::take(receipt));
                 continue;
             };
+            *copy = self.copy_wanted(id);
+            if copy.is_some() {
+                return Ok(Some(self.copy_demand()));
+            }
             let Some(slot) = self.sequences.get_mut(&id) else { return Err(unknown(id)) };
             if slot.sequence.starts_page(&self.chain) && !slot.sequence.has_page(&self.chain) {
                 let next = Tokens(slot.sequence.computed().0 + 1);
@@ -56,7 +76,10 @@ impl Allocator {
             }
             slot.sequence.append(token);
             appending.appended += 1;
-            self.shed(id).await?;
+            if appending.item.windows == Shedding::Now && slot.sequence.is_at_boundary(&self.chain)
+            {
+                self.shed(id).await?;
+            }
         }
     }
 
@@ -78,9 +101,9 @@ impl Allocator {
     }
 
     /// Lets go of window pages, its own and the tree's, that the trailing window has left behind.
-    async fn shed(&mut self, id: SequenceId) -> Result<(), AllocError> {
+    pub(super) async fn shed(&mut self, id: SequenceId) -> Result<(), AllocError> {
         let Some(slot) = self.sequences.get_mut(&id) else { return Ok(()) };
-        if !slot.sequence.is_at_boundary(&self.chain) || self.chain.windows().is_empty() {
+        if self.chain.windows().is_empty() {
             return Ok(());
         }
         let freed = slot.sequence.shed(&self.chain);

@@ -11,8 +11,20 @@ use crate::device::CopyTicket;
 use crate::error::AllocError;
 
 impl Allocator {
+    /// What has to be copied before a job is answered: a page that it is to write to, or a state.
+    pub(super) fn copies(&self, job: &Job) -> Vec<(PoolId, VirtId, VirtId)> {
+        match job.copy.as_ref() {
+            Some(copy) => {
+                let bound = |&(pool, _): &(PoolId, VirtId)| self.arena.is_bound(pool, copy.from);
+                let pages = copy.pages(&self.chain).into_iter().filter(bound);
+                pages.map(|(pool, to)| (pool, copy.from, to)).collect()
+            }
+            None => self.state_copies(job),
+        }
+    }
+
     /// Which slots a job's state comes from and goes to.
-    pub(super) fn state_copies(&self, job: &Job) -> Vec<(PoolId, VirtId, VirtId)> {
+    fn state_copies(&self, job: &Job) -> Vec<(PoolId, VirtId, VirtId)> {
         let (from, to) = match &job.work {
             Work::Open(work) => (work.matched.states.as_deref().unwrap_or(&[]), &work.running),
             Work::Checkpoint(work) => match self.sequences.get(&work.id) {
@@ -52,7 +64,9 @@ impl Allocator {
             Err(error) => {
                 debug_assert!(false, "I4: a matched state is live");
                 let error = AllocError::CopyFailed(error.to_string());
-                let _ = self.refuse(job, error).await;
+                if let Some(rest) = self.refuse(job, error).await {
+                    self.deferred.push_back(rest);
+                }
                 return;
             }
         };
@@ -68,14 +82,16 @@ impl Allocator {
 
     /// Goes on with a job whose state was copied, or fails it.
     pub(super) async fn end_copying(&mut self, copying: Copying, outcome: CopyOutcome) {
-        let Copying { job, lease, pairs } = copying;
+        let Copying { mut job, lease, pairs } = copying;
         self.ready.append(&mut self.after_copies);
         let ended = self.arena.end_lease(lease);
         debug_assert!(ended.is_ok(), "I6: a copy ends its lease once");
         self.note_progress();
         match outcome.failure() {
             Some(failure) => {
-                let _ = self.refuse(job, failure.error).await;
+                if let Some(rest) = self.refuse(job, failure.error).await {
+                    self.deferred.push_back(rest);
+                }
             }
             None => {
                 for (pool, from, to) in pairs {
@@ -84,7 +100,19 @@ impl Allocator {
                         debug_assert!(set.is_ok(), "I4: a job's own slot is live");
                     }
                 }
-                self.answer(job).await;
+                match job.copy.take() {
+                    Some(copy) => {
+                        if let Err(error) = self.replace_page(copy).await {
+                            if let Some(rest) = self.refuse(job, error).await {
+                                self.deferred.push_back(rest);
+                            }
+                            return;
+                        }
+                        // It goes on from there.
+                        self.deferred.push_back(job);
+                    }
+                    None => self.answer(job).await,
+                }
             }
         }
     }

@@ -162,7 +162,7 @@ impl Allocator {
         let mut locks = Vec::new();
         for &sequence in &ids {
             match self.lock_again(sequence).await {
-                Ok(lock) => locks.push((sequence, lock)),
+                Ok(lock) => locks.push((Some(sequence), lock)),
                 Err(error) => {
                     self.steps.insert(id, Step { lease, locks });
                     self.end_step(id).await;
@@ -189,20 +189,39 @@ impl Allocator {
 
     /// Lets open leases of a sequence hold what it just published, where its pages still are theirs to read.
     pub(super) async fn extend_lease_locks(&mut self, id: SequenceId) -> Result<(), AllocError> {
-        let held = |step: &Step| step.locks.iter().any(|(sequence, _)| *sequence == id);
+        let held = |step: &Step| step.locks.iter().any(|(sequence, _)| *sequence == Some(id));
         let steps: Vec<StepId> =
             self.steps.iter().filter(|(_, step)| held(step)).map(|(&step, _)| step).collect();
         for step in steps {
             let Some(slot) = self.sequences.get_mut(&id) else { return Ok(()) };
             let Some(step) = self.steps.get_mut(&step) else { continue };
-            let Some(place) = step.locks.iter().position(|(sequence, _)| *sequence == id) else {
+            let Some(place) = step.locks.iter().position(|(sequence, _)| *sequence == Some(id))
+            else {
                 continue;
             };
             let (_, held) = step.locks.swap_remove(place);
             let question = radix::LockOn { held, lock: slot.sequence.take_lock() };
             let (lock, moved) = self.radix.ask(question).await.map_err(gone)?.0;
             slot.sequence.put_lock(lock);
-            step.locks.push((id, moved));
+            step.locks.push((Some(id), moved));
+        }
+        Ok(())
+    }
+
+    /// Leaves open leases of a sequence the hold that they have, and has another follow the sequence, whose own hold has
+    /// gone back: a step may still read what was given up.
+    pub(super) async fn fork_lease_locks(&mut self, id: SequenceId) -> Result<(), AllocError> {
+        let steps: Vec<StepId> = self.steps.keys().copied().collect();
+        for step in steps {
+            let Some(found) = self.steps.get_mut(&step) else { continue };
+            let Some(followed) = found.locks.iter_mut().find(|lock| lock.0 == Some(id)) else {
+                continue;
+            };
+            followed.0 = None;
+            let lock = self.lock_again(id).await?;
+            if let Some(found) = self.steps.get_mut(&step) {
+                found.locks.push((Some(id), lock));
+            }
         }
         Ok(())
     }

@@ -29,6 +29,25 @@ pub(super) struct Job {
     pub(super) since: Option<Instant>,
     pub(super) timer: Option<Timer>,
     pub(super) receipt: Receipt,
+    /// A page under way that it may not write, to be copied first.
+    pub(super) copy: Option<PageCopy>,
+}
+
+/// A page that a sequence is to write to and may not, and its copy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PageCopy {
+    pub(super) id: SequenceId,
+    pub(super) from: VirtId,
+    /// Once there are pages for it: a full page, and one of every window.
+    pub(super) to: Option<VirtId>,
+}
+
+impl PageCopy {
+    /// The pages of the copy, window pages before the full page that they are bound under.
+    pub(super) fn pages(&self, chain: &Chain) -> Vec<(PoolId, VirtId)> {
+        let pools = chain.windows().iter().copied().chain(chain.full());
+        self.to.iter().flat_map(|&to| pools.clone().map(move |pool| (pool, to))).collect()
+    }
 }
 
 /// Says when a job's deadline passes, unless the job has ended before.
@@ -178,13 +197,14 @@ impl Job {
 
     /// Pages that it holds and has not handed over yet (I4).
     pub(super) fn owned(&self, chain: &Chain) -> Vec<(PoolId, VirtId)> {
+        let copy = self.copy.iter().flat_map(|copy| copy.pages(chain));
         let slots = match &self.work {
             Work::Open(work) => &work.running,
             Work::Checkpoint(work) => &work.slots,
             Work::Reserve(work) => {
                 return work.held.as_ref().map(|held| held.pages(chain)).unwrap_or_default();
             }
-            Work::Extend(_) | Work::Append(_) => return Vec::new(),
+            Work::Extend(_) | Work::Append(_) => return copy.collect(),
         };
         chain.states().iter().copied().zip(slots.iter().copied()).collect()
     }

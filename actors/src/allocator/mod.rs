@@ -17,6 +17,7 @@ mod job;
 mod publish;
 mod queue;
 mod sequences;
+mod truncate;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -145,7 +146,8 @@ enum Activity {
 /// A lease: pages held in the arena, prefixes locked in the tree.
 struct Step {
     lease: LeaseId,
-    locks: Vec<(SequenceId, Lock)>,
+    /// With the sequence whose hold each follows; none once that has gone back to where it came from.
+    locks: Vec<(Option<SequenceId>, Lock)>,
 }
 
 /// A closed gate.
@@ -243,6 +245,7 @@ impl Allocator {
             }
             Request::Extend { .. }
             | Request::Append { .. }
+            | Request::Truncate { .. }
             | Request::Checkpoint { .. }
             | Request::Finish { .. } => self.serve_sequence(request, me).await,
             Request::Reserve { id, demand, deadline, reply } => {

@@ -26,6 +26,7 @@ impl Allocator {
             since: None,
             timer: None,
             receipt: Receipt::default(),
+            copy: None,
         }
     }
 
@@ -75,6 +76,7 @@ impl Allocator {
     pub(super) async fn serve_sequence(&mut self, request: Request, me: &ActorRef<Self>) {
         let named = match &request {
             Request::Extend { id, .. }
+            | Request::Truncate { id, .. }
             | Request::Checkpoint { id, .. }
             | Request::Finish { id, .. } => Some(*id),
             _ => None,
@@ -105,6 +107,10 @@ impl Allocator {
             }
             Request::Checkpoint { id, publishing, deadline, reply } => {
                 self.checkpoint(id, publishing, deadline, reply, me).await;
+            }
+            Request::Truncate { id, count, reply } => {
+                let result = self.truncate(id, count).await;
+                let _ = reply.send(result);
             }
             Request::Finish { id, publishing, reply } => {
                 let result = self.finish(id, publishing).await;
@@ -158,8 +164,15 @@ impl Allocator {
     }
 
     /// Gives a job the pages that it asked for.
-    pub(super) async fn apply(&mut self, job: &mut Job, grant: Grant) {
+    pub(super) async fn apply(&mut self, job: &mut Job, mut grant: Grant) {
         self.write(&grant).await;
+        if let Some(copy) = &mut job.copy {
+            // The last page: only there are all windows bound, whatever else was asked for.
+            copy.to = grant.pages.pop();
+            for &pool in self.chain.windows() {
+                grant.windows[pool].0 -= 1;
+            }
+        }
         match &mut job.work {
             Work::Open(work) => work.running = self.slots_of(&grant),
             Work::Checkpoint(work) => work.slots = self.slots_of(&grant),
@@ -169,6 +182,7 @@ impl Allocator {
                     slot.sequence.extend(&self.chain, &grant, work.target);
                 }
             }
+            Work::Append(_) if job.copy.is_some() => {}
             Work::Append(work) => {
                 let id = work.current.as_ref().map(|appending| appending.item.id);
                 if let Some(slot) = id.and_then(|id| self.sequences.get_mut(&id)) {
@@ -195,7 +209,7 @@ impl Allocator {
 
     /// Answers a job that has all its pages; a state may have to be copied first.
     pub(super) async fn complete(&mut self, job: Job, me: &ActorRef<Self>) {
-        let copies = self.state_copies(&job);
+        let copies = self.copies(&job);
         if !copies.is_empty() {
             return self.copy_states(job, copies, me).await;
         }
@@ -209,11 +223,7 @@ impl Allocator {
             Work::Open(work) => self.answer_open(work, receipt).await,
             Work::Extend(work) => {
                 if work.reply.send(Ok(receipt)).is_err() {
-                    let undone = self
-                        .sequences
-                        .get_mut(&work.id)
-                        .map(|slot| slot.sequence.undo_to(&self.chain, work.before));
-                    self.free(undone.unwrap_or_default());
+                    self.undo_extend(work.id, work.before);
                 }
                 self.release_slot(work.id).await;
             }
@@ -230,6 +240,12 @@ impl Allocator {
                 }
             }
         }
+    }
+
+    fn undo_extend(&mut self, id: SequenceId, before: kvtide_core::unit::Tokens) {
+        let undone = self.sequences.get_mut(&id);
+        let undone = undone.map(|slot| slot.sequence.undo_to(&self.chain, before));
+        self.free(undone.unwrap_or_default());
     }
 
     async fn answer_open(&mut self, work: OpenWork, receipt: Receipt) {
@@ -261,7 +277,10 @@ impl Allocator {
     /// Fails a job, or the part of it that it is at; what can still go on is given back.
     pub(super) async fn refuse(&mut self, job: Job, error: AllocError) -> Option<Job> {
         self.note_refused(&error);
-        let Job { id, work, deadline, demand, receipt, timer, .. } = job;
+        let Job { id, work, deadline, demand, receipt, timer, copy, .. } = job;
+        if let Some(copy) = copy {
+            self.free(copy.pages(&self.chain));
+        }
         match work {
             Work::Open(work) => {
                 let pools: Vec<PoolId> = self.chain.states().to_vec();
@@ -272,6 +291,7 @@ impl Allocator {
                 None
             }
             Work::Extend(work) => {
+                self.undo_extend(work.id, work.before);
                 let _ = work.reply.send(Err(error));
                 self.release_slot(work.id).await;
                 None
@@ -297,7 +317,17 @@ impl Allocator {
                 let receipt = Receipt::default();
                 let priority = Priority::Newcomer;
                 let work = Work::Append(work);
-                Some(Job { id, work, deadline, demand, priority, since: None, timer, receipt })
+                Some(Job {
+                    id,
+                    work,
+                    deadline,
+                    demand,
+                    priority,
+                    since: None,
+                    timer,
+                    receipt,
+                    copy: None,
+                })
             }
         }
     }

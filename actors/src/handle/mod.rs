@@ -154,8 +154,11 @@ impl CacheHandle {
         wait: Option<Duration>,
     ) -> Result<Vec<Appended>, AllocError> {
         self.check_own(items.iter().map(|(sequence, _)| &**sequence))?;
-        let items =
-            items.into_iter().map(|(sequence, tokens)| AppendItem { id: sequence.id, tokens });
+        let items = items.into_iter().map(|(sequence, tokens)| AppendItem {
+            id: sequence.id,
+            tokens,
+            windows: Default::default(),
+        });
         let items = items.collect();
         let deadline = deadline(wait);
         self.shared.ask(|reply| Request::Append { items, deadline, reply }).await

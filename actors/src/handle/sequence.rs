@@ -8,7 +8,9 @@ use kvtide_core::unit::{Token, Tokens};
 
 use super::{GiveBack, deadline};
 use crate::error::{AllocError, ServiceError};
-use crate::message::{AppendItem, Appended, Matched, Publishing, Receipt, Request, SequenceId};
+use crate::message::{
+    AppendItem, Appended, Matched, Publishing, Receipt, Request, SequenceId, Shedding,
+};
 use crate::service::Shared;
 
 /// An open sequence. Dropped, it gives back its pages and its hold on the cached prefix.
@@ -84,9 +86,43 @@ impl Sequence {
         tokens: Vec<Token>,
         wait: Option<Duration>,
     ) -> Result<Appended, AllocError> {
-        let (items, deadline) = (vec![AppendItem { id: self.id, tokens }], deadline(wait));
+        self.append_with(Shedding::Now, tokens, wait).await
+    }
+
+    /// As [`append`](Self::append), for tokens that may be taken back by [`truncate`](Self::truncate): window pages that
+    /// they leave behind are given back by the next append or truncation only.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub async fn draft(
+        &mut self,
+        tokens: Vec<Token>,
+        wait: Option<Duration>,
+    ) -> Result<Appended, AllocError> {
+        self.append_with(Shedding::Later, tokens, wait).await
+    }
+
+    async fn append_with(
+        &mut self,
+        windows: Shedding,
+        tokens: Vec<Token>,
+        wait: Option<Duration>,
+    ) -> Result<Appended, AllocError> {
+        let item = AppendItem { id: self.id, tokens, windows };
+        let (items, deadline) = (vec![item], deadline(wait));
         let done = self.shared.ask(|reply| Request::Append { items, deadline, reply }).await?;
         done.into_iter().next().ok_or(AllocError::Service(ServiceError::Reset))
+    }
+
+    /// Drops computed tokens beyond `count`, and the pages that they alone needed. Tokens of the prompt stay known, to be
+    /// extended again; appended ones are forgotten. Running state slots stay as they are: what they hold is the engine's
+    /// to restore. Inside a page that the cache or another sequence uses too, the next write goes to a copy of it.
+    ///
+    /// # Errors
+    /// [`AllocError::InvalidOperation`] if fewer are computed, or if the trailing window at `count` lacks a page.
+    pub async fn truncate(&mut self, count: Tokens) -> Result<(), AllocError> {
+        let id = self.id;
+        self.shared.ask(|reply| Request::Truncate { id, count, reply }).await
     }
 
     /// Publishes whole pages computed so far, with a copy of the state if at a page boundary and wanted; goes on.

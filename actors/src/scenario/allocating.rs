@@ -6,7 +6,7 @@ use kvtide_core::unit::Tokens;
 
 use super::ended::{Ended, Restored};
 use super::run::{Doing, Runner, namespace_of, publishing};
-use super::{Namespace, Operation, Waiting};
+use super::{Draft, Namespace, Operation, Waiting};
 use crate::error::AllocError;
 use crate::handle::{CacheHandle, OpenOptions};
 use crate::message::Publishing;
@@ -35,11 +35,14 @@ impl Runner {
                     Ended::from(result).with(Restored::Sequence(seq, sequence))
                 })
             }
-            Operation::Append { seq, tokens } => {
+            Operation::Append { seq, tokens, draft } => {
                 let (seq, mut sequence) = self.claim_sequence(seq)?;
-                let tokens = tokens.to_vec();
+                let (tokens, draft) = (tokens.to_vec(), *draft);
                 Box::pin(async move {
-                    let result = sequence.append(tokens, wait).await;
+                    let result = match draft {
+                        Draft::Final => sequence.append(tokens, wait).await,
+                        Draft::Draft => sequence.draft(tokens, wait).await,
+                    };
                     Ended::appended(result).with(Restored::Sequence(seq, sequence))
                 })
             }

@@ -58,7 +58,7 @@ pub use expect::{Expectation, ExpectedField, Failure, Subject, Wanted};
 pub use fault::{FaultWish, Victim};
 pub use file::{Scenario, Step};
 pub use header::{Arena, CacheKey, Header, InlineArena, PoolHeader};
-pub use operation::{DemandByName, Mode, Namespace, Operation, Publish, StateWish, Waiting};
+pub use operation::{DemandByName, Draft, Mode, Namespace, Operation, Publish, StateWish, Waiting};
 pub use outcome::{Field, Outcome, Table, Totals};
 pub use place::{Place, Problem, ScenarioError};
 pub use run::{RunError, Runner, demand};

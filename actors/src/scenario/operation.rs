@@ -34,6 +34,8 @@ pub enum Operation {
         seq: String,
         /// The tokens.
         tokens: TokenList,
+        /// Whether they may be taken back: then window pages stay until the next append or truncation.
+        draft: Draft,
     },
     /// Publish what is computed so far.
     Checkpoint {
@@ -227,6 +229,16 @@ pub enum Publish {
     Discard,
 }
 
+/// Whether appended tokens may be taken back.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Draft {
+    /// They stay.
+    #[default]
+    Final,
+    /// They are a guess.
+    Draft,
+}
+
 /// Amounts by pool name, in the order given: tokens of token pools, slots of state pools.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct DemandByName(pub Vec<(String, u64)>);
@@ -297,7 +309,13 @@ impl Operation {
             "extend" => {
                 Operation::Extend { seq: keys.name("seq")?, count: keys.maybe("count", Node::u32)? }
             }
-            "append" => Operation::Append { seq: keys.name("seq")?, tokens: keys.tokens()? },
+            "append" => Operation::Append {
+                seq: keys.name("seq")?,
+                tokens: keys.tokens()?,
+                draft: keys
+                    .maybe("draft", |draft| draft.choice(Draft::Draft, Draft::Final))?
+                    .unwrap_or_default(),
+            },
             "checkpoint" => Operation::Checkpoint { seq: keys.name("seq")?, state: keys.state()? },
             "finish" => Operation::Finish {
                 seq: keys.name("seq")?,
@@ -423,7 +441,7 @@ impl Namespace {
 const KEYS: [(&str, &[&str]); 27] = [
     ("open", &["seq", "tokens", "namespace", "priority"]),
     ("extend", &["seq", "count"]),
-    ("append", &["seq", "tokens"]),
+    ("append", &["seq", "tokens", "draft"]),
     ("checkpoint", &["seq", "state"]),
     ("finish", &["seq", "cache", "state"]),
     ("drop", &["seq"]),

@@ -230,6 +230,10 @@ impl Runner {
                 };
                 sequence.finish(publishing).await
             }
+            Operation::Truncate { seq, count } => {
+                let found = self.sequences.get_mut(seq).ok_or_else(|| unknown("sequence", seq))?;
+                found.truncate(kvtide_core::unit::Tokens(*count)).await
+            }
             Operation::Drop { seq } => self.take_sequence(seq)?.close().await,
             Operation::Release { reservation, pools } => {
                 self.release(reservation, pools.as_deref()).await

@@ -8,11 +8,15 @@
 //! tokens  0                              boundary            computed rounded down   computed
 //! ```
 
+mod truncate;
+
 use crate::arena::Grant;
 use crate::chain::{Chain, PoolKind};
 use crate::demand::{DemandError, ExactDemand, Extend, WindowDemand};
 use crate::tree::{Fate, Lock, Match, Namespace, Ordinals, OwnPage};
 use crate::unit::{Pages, PoolId, Token, Tokens, VirtId};
+
+pub use truncate::PageUnderWay;
 
 /// Tokens, pages and locks of one open sequence.
 #[derive(Debug)]
@@ -59,6 +63,22 @@ pub enum SequenceError {
     TooLong {
         /// Tokens that the sequence would have.
         asked: u64,
+    },
+    /// Truncating to more than is computed.
+    #[error("truncate to {asked}, but only {computed} are computed")]
+    PastComputed {
+        /// Tokens that were to stay.
+        asked: Tokens,
+        /// Tokens computed.
+        computed: Tokens,
+    },
+    /// Truncating to where the trailing window lacks a page, most often because it was given back.
+    #[error("truncate to {asked}: the window page at position {missing} was given back")]
+    WindowGivenBack {
+        /// Tokens that were to stay.
+        asked: Tokens,
+        /// First position of the first page that is not there.
+        missing: Tokens,
     },
     /// The demand cannot be counted.
     #[error(transparent)]
@@ -122,10 +142,10 @@ impl Sequence {
         self.computed
     }
 
-    /// Prompt tokens not yet computed.
+    /// Tokens known and not yet computed: of the prompt, or of all so far after a resume.
     #[must_use]
     pub fn prompt_left(&self) -> Tokens {
-        Tokens(self.prompt.0.saturating_sub(self.computed.0))
+        Tokens((self.tokens.len() as u32).saturating_sub(self.computed.0))
     }
 
     /// Takes the hold on the tree out, for the tree to work on; [`Sequence::put_lock`] brings it back.
@@ -204,11 +224,9 @@ impl Sequence {
         if count == 0 {
             return Err(SequenceError::NoTokens);
         }
-        if self.computed < self.prompt {
-            return Err(SequenceError::PromptNotComputed {
-                computed: self.computed,
-                prompt: self.prompt,
-            });
+        if self.prompt_left() > Tokens(0) {
+            let prompt = Tokens(self.tokens.len() as u32);
+            return Err(SequenceError::PromptNotComputed { computed: self.computed, prompt });
         }
         let asked = self.tokens.len() as u64 + count as u64;
         if asked > u64::from(u32::MAX) { Err(SequenceError::TooLong { asked }) } else { Ok(()) }
@@ -265,8 +283,9 @@ impl Sequence {
         let mut freed = Vec::new();
         for (ordinal, &pool) in chain.windows().iter().enumerate() {
             let PoolKind::Window { window } = chain.pool(pool).kind else { continue };
-            let behind = Tokens(self.computed.0.saturating_sub(window.0));
-            let behind = behind.pages_down(chain.page_tokens()).index();
+            let page = chain.page_tokens();
+            let whole = self.computed.pages_down(page).tokens(page);
+            let behind = Tokens(whole.0.saturating_sub(window.0)).pages_down(page).index();
             let behind = behind.min(self.shared.len() + self.own.len());
             let from = self.shed[ordinal].index().max(self.shared.len());
             for position in from..behind {
@@ -285,8 +304,9 @@ impl Sequence {
     #[must_use]
     pub fn publication(&self, chain: &Chain) -> Publication {
         let page = chain.page_tokens();
-        let to = self.computed.pages_down(page);
         let from = self.shared.len();
+        // After a truncation the last page may be the tree's and partly used.
+        let to = self.computed.pages_down(page).max(Pages(from as u32));
         Publication {
             tokens: self.tokens
                 [Pages(from as u32).tokens(page).0 as usize..to.tokens(page).0 as usize]

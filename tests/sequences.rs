@@ -1,0 +1,122 @@
+//! Sequences in full, through the service: truncation, parking, forks.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so")]
+
+mod rig;
+
+use kvtide::config::Config;
+use kvtide::error::AllocError;
+use kvtide_core::chain::Grow;
+use kvtide_core::unit::Tokens;
+use rig::{Rig, config, full, on_both, run, state, swa, tokens};
+
+/// Full pages below, a window of `window` tokens in the middle, states above; room enough.
+fn roomy(page: u32, window: u32) -> Config {
+    let bytes = 32 * u64::from(page);
+    let pools = vec![full(Grow::Up, bytes), swa(window, Grow::Float, bytes), state(Grow::Down, 64)];
+    config(64 * 1024, page, pools)
+}
+
+async fn lives(rig: &Rig) -> Vec<u32> {
+    rig.stats().await.pools.iter().map(|pool| pool.counts.live.0).collect()
+}
+
+/// Live pages after a prompt of `prompt` tokens and `more` appended ones, nothing cached.
+async fn fresh(page: u32, window: u32, prompt: u32, more: u32) -> Vec<u32> {
+    let rig = Rig::start(roomy(page, window)).await;
+    let mut sequence = rig.open(tokens(0, prompt)).await.unwrap();
+    sequence.extend(None, None).await.unwrap();
+    if more > 0 {
+        sequence.append(tokens(500, more), None).await.unwrap();
+    }
+    lives(&rig).await
+}
+
+#[test]
+fn a_truncated_sequence_holds_what_a_fresh_one_would() {
+    run(async {
+        for (page, window, prompt, most) in [(1, 3, 2, 8), (4, 6, 3, 14), (16, 20, 5, 30)] {
+            let mut holding = Vec::new();
+            for more in 0..=most {
+                holding.push(fresh(page, window, prompt, more).await);
+            }
+            for appended in 1..=most {
+                for kept in 0..=appended {
+                    let rig = Rig::start(roomy(page, window)).await;
+                    let mut sequence = rig.open(tokens(0, prompt)).await.unwrap();
+                    sequence.extend(None, None).await.unwrap();
+                    let done = sequence.draft(tokens(500, appended), None).await.unwrap();
+                    assert_eq!((done.appended, done.stopped), (Tokens(appended), None));
+                    sequence.truncate(Tokens(prompt + kept)).await.unwrap();
+                    rig.handle.verify().await.unwrap();
+                    let (live, wanted) = (lives(&rig).await, &holding[kept as usize]);
+                    let case = format!("page {page}: {appended} appended, {kept} kept");
+                    if kept < appended {
+                        assert_eq!(live, *wanted, "{case}");
+                    }
+                    let left = appended.abs_diff(kept) + 1;
+                    sequence.append(tokens(900, left), None).await.unwrap();
+                    rig.handle.verify().await.unwrap();
+                    drop(sequence);
+                    rig.rests().await;
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn truncation_inside_what_is_cached_copies_on_write() {
+    on_both(|| async {
+        for page in [1_u32, 4, 16] {
+            for kept in 0..=3 * page {
+                let rig = Rig::start(roomy(page, 2 * page)).await;
+                let mut sequence = rig.open(tokens(0, 3 * page)).await.unwrap();
+                sequence.extend(None, None).await.unwrap();
+                sequence.checkpoint(Default::default(), None).await.unwrap();
+                let step = rig.handle.begin_step(&[&sequence]).await.unwrap();
+                sequence.truncate(Tokens(kept)).await.unwrap();
+                rig.handle.verify().await.unwrap();
+                let before = lives(&rig).await;
+                sequence.extend(None, None).await.unwrap();
+                rig.handle.verify().await.unwrap();
+                let more = lives(&rig).await;
+                // Whole pages are computed again, and the partly kept one is the sequence's own now.
+                let computed = (3 * page - kept).div_ceil(page);
+                assert_eq!(more[0] - before[0], computed, "page {page}, {kept} kept");
+                sequence.append(tokens(700, 1), None).await.unwrap();
+                sequence.finish(Default::default()).await.unwrap();
+                step.end().await.unwrap();
+                assert_eq!(rig.matched_full(tokens(0, 3 * page + 1)).await, 3 * page);
+                rig.rests().await;
+            }
+        }
+    });
+}
+
+#[test]
+fn a_window_given_back_is_not_to_be_had_again() {
+    on_both(|| async {
+        let rig = Rig::start(roomy(1, 2)).await;
+        let mut sequence = rig.open(tokens(0, 1)).await.unwrap();
+        sequence.extend(None, None).await.unwrap();
+        sequence.append(tokens(10, 5), None).await.unwrap();
+        let before = lives(&rig).await;
+        let refused = sequence.truncate(Tokens(3)).await.unwrap_err();
+        assert!(
+            matches!(&refused, AllocError::InvalidOperation(why)
+            if why.contains("position 1")),
+            "{refused}"
+        );
+        let refused = sequence.truncate(Tokens(7)).await.unwrap_err();
+        assert!(
+            matches!(&refused, AllocError::InvalidOperation(why)
+            if why.contains('7') && why.contains('6')),
+            "{refused}"
+        );
+        assert_eq!(lives(&rig).await, before);
+        sequence.truncate(Tokens(6)).await.unwrap();
+        drop(sequence);
+        rig.rests().await;
+    });
+}
