@@ -447,9 +447,7 @@ impl Tree {
             .filter(|&position| position < locked)
             .filter_map(|position| Some((class_of(position)?, position)))
             .min()
-            .and_then(|(class, position)| {
-                self.place(class, vitals, vitals.used.window, position)
-            })
+            .and_then(|(class, position)| self.place(class, vitals, vitals.used.window, position))
     }
 
     fn expected_state(&self, node: &Node, truth: &Truth) -> Option<Place> {

@@ -125,7 +125,7 @@ impl Tree {
             node = self.split(node, index);
         }
         let holds_state = lock.holds_state && node == lock.node;
-        let moved = self.hold(node, starts, holds_state);
+        let moved = self.hold(node, starts, holds_state).used_by(lock.user.clone());
         self.unlock(lock);
         Ok(moved)
     }

@@ -144,6 +144,9 @@ impl Tree {
 
     /// Holds of which nothing is left, since they end at a root, are over.
     pub(super) fn end_bare_sessions(&mut self, root: NodeId) {
+        if !self.slab.get(root).vitals.is_root() {
+            return;
+        }
         for since in self.sessions.ending_at(root) {
             self.forget_session(since);
         }

@@ -1,7 +1,7 @@
 //! What the tree must know of a chain.
 
-use super::ordinals::Ordinals;
 use super::node::Vitals;
+use super::ordinals::Ordinals;
 use super::policy::{Candidate, EvictionPolicy, Record, Standing, TreeSettings};
 use crate::chain::{Chain, PoolKind};
 use crate::unit::{POOLS_MAX, PoolId, Tokens};

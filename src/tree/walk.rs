@@ -5,7 +5,9 @@ use super::node::{NodeId, VictimClass, Vitals};
 use super::overlay::Overlay;
 use super::plan::{Budget, Prefer, Victim};
 use super::shape::Lane;
-use super::upkeep::{Entry, Store, drop_state, drop_tail, drop_window, settle_dropped, tail_standing};
+use super::upkeep::{
+    Entry, Store, drop_state, drop_tail, drop_window, settle_dropped, tail_standing,
+};
 use super::{CLASSES, NodeMap, Tree};
 use crate::fit::Bound;
 use crate::unit::{Pages, VirtId};

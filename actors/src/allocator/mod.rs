@@ -275,6 +275,7 @@ impl Allocator {
             }
             Request::Expire(job) => self.expire(job).await,
             Request::Cached { .. }
+            | Request::CloseSession { .. }
             | Request::Explain { .. }
             | Request::Flush { .. }
             | Request::Stats { .. }
