@@ -6,9 +6,10 @@ mod rig;
 
 use kvtide::config::Config;
 use kvtide::error::AllocError;
+use kvtide::message::Publishing;
 use kvtide_core::chain::Grow;
 use kvtide_core::unit::Tokens;
-use rig::{Rig, config, full, on_both, run, state, swa, tokens};
+use rig::{LONG, Rig, config, full, on_both, run, state, swa, tokens};
 
 /// Full pages below, a window of `window` tokens in the middle, states above; room enough.
 fn roomy(page: u32, window: u32) -> Config {
@@ -91,6 +92,34 @@ fn truncation_inside_what_is_cached_copies_on_write() {
                 rig.rests().await;
             }
         }
+    });
+}
+
+#[test]
+fn a_refused_resume_stays_parked_and_steps_keep_what_was_parked() {
+    on_both(|| async {
+        let rig =
+            Rig::start(config(11 * 64, 1, vec![full(Grow::Up, 64), state(Grow::Down, 64)])).await;
+        let mut sequence = rig.open(tokens(0, 3)).await.unwrap();
+        sequence.extend(None, None).await.unwrap();
+        let step = rig.handle.begin_step(&[&sequence]).await.unwrap();
+        sequence.park(Publishing::PagesAndState).await.unwrap();
+        rig.handle.flush().await.unwrap();
+        rig.handle.verify().await.unwrap();
+        step.end().await.unwrap();
+        rig.handle.flush().await.unwrap();
+        assert_eq!(lives(&rig).await, [0, 0]);
+        let held = rig.reserve(&[("full", 10)], None).await.unwrap();
+        let refused = sequence.resume(None).await.unwrap_err();
+        assert!(matches!(refused, AllocError::Exhausted { .. }), "{refused}");
+        assert!(sequence.extend(None, None).await.is_err());
+        drop(held);
+        sequence.resume(LONG).await.unwrap();
+        assert_eq!(sequence.matched().tokens, Tokens(0));
+        sequence.extend(None, None).await.unwrap();
+        rig.handle.verify().await.unwrap();
+        drop(sequence);
+        rig.rests().await;
     });
 }
 

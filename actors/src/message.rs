@@ -176,6 +176,16 @@ pub(crate) enum Request {
         deadline: Option<Instant>,
         reply: Reply<Vec<Appended>>,
     },
+    Park {
+        id: SequenceId,
+        publishing: Publishing,
+        reply: Reply<()>,
+    },
+    Resume {
+        id: SequenceId,
+        deadline: Option<Instant>,
+        reply: Reply<Opened>,
+    },
     Truncate {
         id: SequenceId,
         count: Tokens,
@@ -264,6 +274,8 @@ impl Request {
             Request::Open { .. } => "open",
             Request::Extend { .. } => "extend",
             Request::Append { .. } => "append",
+            Request::Park { .. } => "park",
+            Request::Resume { .. } => "resume",
             Request::Truncate { .. } => "truncate",
             Request::Checkpoint { .. } => "checkpoint",
             Request::Finish { .. } => "finish",
@@ -290,6 +302,8 @@ impl Request {
         match self {
             Request::Open { id, .. }
             | Request::Extend { id, .. }
+            | Request::Park { id, .. }
+            | Request::Resume { id, .. }
             | Request::Truncate { id, .. }
             | Request::Checkpoint { id, .. }
             | Request::Finish { id, .. } => Some(*id),

@@ -8,12 +8,13 @@
 //! tokens  0                              boundary            computed rounded down   computed
 //! ```
 
+mod park;
 mod truncate;
 
 use crate::arena::Grant;
 use crate::chain::{Chain, PoolKind};
 use crate::demand::{DemandError, ExactDemand, Extend, WindowDemand};
-use crate::tree::{Fate, Lock, Match, Namespace, Ordinals, OwnPage};
+use crate::tree::{Fate, Lock, Match, Namespace, Ordinals, OwnPage, User};
 use crate::unit::{Pages, PoolId, Token, Tokens, VirtId};
 
 pub use truncate::PageUnderWay;
@@ -34,6 +35,15 @@ pub struct Sequence {
     /// By window ordinal: the first position whose window page was not given up yet.
     shed: Vec<Pages>,
     running: Vec<VirtId>,
+    standing: Standing,
+}
+
+/// Whether a sequence has memory.
+#[derive(Clone, Debug, Eq, PartialEq)]
+enum Standing {
+    Open,
+    /// It has none; whom its hold was for.
+    Parked(User),
 }
 
 /// Why an operation does not apply to the sequence as it stands. Nothing changed.
@@ -55,6 +65,12 @@ pub enum SequenceError {
         /// Tokens of the prompt.
         prompt: Tokens,
     },
+    /// Using a sequence that has no memory.
+    #[error("the sequence is parked; resume it first")]
+    Parked,
+    /// Resuming one that has.
+    #[error("the sequence is not parked")]
+    NotParked,
     /// A prompt, or an append, of no tokens.
     #[error("no tokens given, at least one is needed")]
     NoTokens,
@@ -127,6 +143,7 @@ impl Sequence {
             own: Vec::new(),
             shed: vec![Pages(0); chain.windows().len()],
             running,
+            standing: Standing::Open,
         }
     }
 

@@ -94,6 +94,7 @@ impl Allocator {
                 id.0
             )));
         }
+        slot.sequence.can_work()?;
         slot.sequence.can_append(appending.item.tokens.len())?;
         slot.activity = Activity::Working;
         appending.claim = Claim::Held;

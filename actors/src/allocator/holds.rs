@@ -15,6 +15,13 @@ use crate::message::{
 };
 use crate::radix;
 
+/// Whether a lease followed a sequence.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Followed {
+    Before,
+    Never,
+}
+
 impl Allocator {
     /// Takes back what dropped handles gave up.
     pub(super) async fn collect(&mut self) {
@@ -136,6 +143,10 @@ impl Allocator {
                 let _ = reply.send(Err(unknown(sequence)));
                 return;
             };
+            if let Err(error) = slot.sequence.can_work() {
+                let _ = reply.send(Err(error.into()));
+                return;
+            }
             holds.extend(slot.sequence.holds(&self.chain));
         }
         // A step writes; what is being copied must not be written.
@@ -213,17 +224,27 @@ impl Allocator {
     pub(super) async fn fork_lease_locks(&mut self, id: SequenceId) -> Result<(), AllocError> {
         let steps: Vec<StepId> = self.steps.keys().copied().collect();
         for step in steps {
-            let Some(found) = self.steps.get_mut(&step) else { continue };
-            let Some(followed) = found.locks.iter_mut().find(|lock| lock.0 == Some(id)) else {
+            if self.stop_following(step, id) == Followed::Never {
                 continue;
-            };
-            followed.0 = None;
+            }
             let lock = self.lock_again(id).await?;
             if let Some(found) = self.steps.get_mut(&step) {
                 found.locks.push((Some(id), lock));
             }
         }
         Ok(())
+    }
+
+    /// Has a lease's hold stay where it is, wherever its sequence goes.
+    pub(super) fn stop_following(&mut self, step: StepId, id: SequenceId) -> Followed {
+        let locks = self.steps.get_mut(&step).map(|step| step.locks.iter_mut());
+        match locks.and_then(|mut locks| locks.find(|lock| lock.0 == Some(id))) {
+            Some(followed) => {
+                followed.0 = None;
+                Followed::Before
+            }
+            None => Followed::Never,
+        }
     }
 
     /// Where a sequence's pages lie now.

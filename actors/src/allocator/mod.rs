@@ -14,6 +14,7 @@ mod copies;
 mod holds;
 mod inspect;
 mod job;
+mod park;
 mod publish;
 mod queue;
 mod sequences;
@@ -245,6 +246,8 @@ impl Allocator {
             }
             Request::Extend { .. }
             | Request::Append { .. }
+            | Request::Park { .. }
+            | Request::Resume { .. }
             | Request::Truncate { .. }
             | Request::Checkpoint { .. }
             | Request::Finish { .. } => self.serve_sequence(request, me).await,

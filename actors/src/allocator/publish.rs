@@ -47,6 +47,7 @@ impl Allocator {
         publishing: Publishing,
     ) -> Result<bool, AllocError> {
         let slot = self.sequences.get_mut(&id).ok_or_else(|| unknown(id))?;
+        slot.sequence.can_work()?;
         if publishing != Publishing::PagesAndState
             || self.chain.states().is_empty()
             || !slot.sequence.is_at_boundary(&self.chain)
@@ -120,8 +121,22 @@ impl Allocator {
         self.free(full.map(|full| (full, own)));
     }
 
-    /// Publishes, and closes.
+    /// Publishes, and closes; what is parked has nothing to publish.
     pub(super) async fn finish(
+        &mut self,
+        id: SequenceId,
+        publishing: Publishing,
+    ) -> Result<(), AllocError> {
+        let slot = self.sequences.get(&id).ok_or_else(|| unknown(id))?;
+        if slot.sequence.can_work().is_ok() {
+            self.publish_last(id, publishing).await?;
+        }
+        self.close(id).await;
+        Ok(())
+    }
+
+    /// Publishes what a sequence leaves behind, its running state with it.
+    pub(super) async fn publish_last(
         &mut self,
         id: SequenceId,
         publishing: Publishing,
@@ -132,7 +147,6 @@ impl Allocator {
             let states = wants_state.then(|| slot.sequence.take_running());
             self.publish(id, states).await?;
         }
-        self.close(id).await;
         Ok(())
     }
 }

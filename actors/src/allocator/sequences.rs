@@ -76,6 +76,8 @@ impl Allocator {
     pub(super) async fn serve_sequence(&mut self, request: Request, me: &ActorRef<Self>) {
         let named = match &request {
             Request::Extend { id, .. }
+            | Request::Park { id, .. }
+            | Request::Resume { id, .. }
             | Request::Truncate { id, .. }
             | Request::Checkpoint { id, .. }
             | Request::Finish { id, .. } => Some(*id),
@@ -108,6 +110,13 @@ impl Allocator {
             Request::Checkpoint { id, publishing, deadline, reply } => {
                 self.checkpoint(id, publishing, deadline, reply, me).await;
             }
+            Request::Park { id, publishing, reply } => {
+                let result = self.park(id, publishing).await;
+                let _ = reply.send(result);
+            }
+            Request::Resume { id, deadline, reply } => {
+                self.resume(id, deadline, reply, me).await;
+            }
             Request::Truncate { id, count, reply } => {
                 let result = self.truncate(id, count).await;
                 let _ = reply.send(result);
@@ -130,6 +139,7 @@ impl Allocator {
         AllocError,
     > {
         let slot = self.sequences.get_mut(&id).ok_or_else(|| unknown(id))?;
+        slot.sequence.can_work()?;
         let target = slot.sequence.extend_target(count)?;
         let demand = slot.sequence.demand_to(&self.chain, target, windows)?;
         slot.activity = Activity::Working;
@@ -263,9 +273,13 @@ impl Allocator {
             tokens: matched.pages.tokens(page),
             full_tokens: matched.full_pages.tokens(page),
         };
-        self.totals.opened += 1;
         self.totals.hit_tokens += u64::from(found.tokens.0);
         self.totals.miss_tokens += tokens.len() as u64 - u64::from(found.tokens.0);
+        if self.sequences.contains_key(&id) {
+            let opened = Opened { id, matched: found, receipt };
+            return self.answer_resume(id, (matched, lock, running), opened, reply).await;
+        }
+        self.totals.opened += 1;
         let sequence = Sequence::new(&self.chain, namespace, tokens, matched, lock, running);
         let slot = Slot { sequence, activity: Activity::Idle, queued: Default::default() };
         self.sequences.insert(id, slot);
@@ -288,6 +302,8 @@ impl Allocator {
                 let _ = self.radix.tell(radix::Unlock(vec![work.lock])).send().await;
                 self.note_progress();
                 let _ = work.reply.send(Err(error));
+                // Of a resume: it stays parked.
+                self.release_slot(work.id).await;
                 None
             }
             Work::Extend(work) => {

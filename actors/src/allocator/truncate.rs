@@ -20,6 +20,7 @@ impl Allocator {
         count: Tokens,
     ) -> Result<(), AllocError> {
         let slot = self.sequences.get_mut(&id).ok_or_else(|| unknown(id))?;
+        slot.sequence.can_work()?;
         let boundary = slot.sequence.can_truncate(&self.chain, count)?;
         if count == slot.sequence.computed() {
             return Ok(());

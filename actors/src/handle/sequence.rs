@@ -30,13 +30,13 @@ impl Sequence {
         self.id
     }
 
-    /// What its prompt matched when it was opened.
+    /// What its prompt matched when it was opened, or its tokens when it was last resumed.
     #[must_use]
     pub fn matched(&self) -> Matched {
         self.matched
     }
 
-    /// What opening it took.
+    /// What opening it took, or resuming it.
     #[must_use]
     pub fn receipt(&self) -> Receipt {
         self.receipt
@@ -112,6 +112,29 @@ impl Sequence {
         let (items, deadline) = (vec![item], deadline(wait));
         let done = self.shared.ask(|reply| Request::Append { items, deadline, reply }).await?;
         done.into_iter().next().ok_or(AllocError::Service(ServiceError::Reset))
+    }
+
+    /// Gives all its memory back and keeps its tokens, having published as asked. Until it is resumed it can only be
+    /// finished, closed or dropped.
+    ///
+    /// # Errors
+    /// [`AllocError::InvalidOperation`] if it is parked.
+    pub async fn park(&mut self, publishing: Publishing) -> Result<(), AllocError> {
+        let id = self.id;
+        self.shared.ask(|reply| Request::Park { id, publishing, reply }).await
+    }
+
+    /// Goes on after a [`park`](Self::park): matches all tokens so far but the last, locks what matched and copies the
+    /// state there; [`extend`](Self::extend) computes the rest. A refusal leaves it parked.
+    ///
+    /// # Errors
+    /// Any [`AllocError`] of an allocation; [`AllocError::InvalidOperation`] if it is not parked.
+    pub async fn resume(&mut self, wait: Option<Duration>) -> Result<Receipt, AllocError> {
+        let (id, deadline) = (self.id, deadline(wait));
+        let resumed = self.shared.ask(|reply| Request::Resume { id, deadline, reply }).await?;
+        self.matched = resumed.matched;
+        self.receipt = resumed.receipt;
+        Ok(resumed.receipt)
     }
 
     /// Drops computed tokens beyond `count`, and the pages that they alone needed. Tokens of the prompt stay known, to be

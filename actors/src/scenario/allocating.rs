@@ -35,6 +35,16 @@ impl Runner {
                     Ended::from(result).with(Restored::Sequence(seq, sequence))
                 })
             }
+            Operation::Resume { seq } => {
+                let (seq, mut sequence) = self.claim_sequence(seq)?;
+                Box::pin(async move {
+                    let ended = match sequence.resume(wait).await {
+                        Ok(receipt) => Ended::matched(sequence.matched()).after(receipt),
+                        Err(error) => Ended::failed(error),
+                    };
+                    ended.with(Restored::Sequence(seq, sequence))
+                })
+            }
             Operation::Append { seq, tokens, draft } => {
                 let (seq, mut sequence) = self.claim_sequence(seq)?;
                 let (tokens, draft) = (tokens.to_vec(), *draft);

@@ -105,6 +105,8 @@ pub enum Operation {
     Park {
         /// The sequence.
         seq: String,
+        /// Whether to publish first.
+        cache: Publish,
     },
     /// Match again and go on.
     Resume {
@@ -354,7 +356,12 @@ impl Operation {
             "truncate" => {
                 Operation::Truncate { seq: keys.name("seq")?, count: keys.0.need("count")?.u32()? }
             }
-            "park" => Operation::Park { seq: keys.name("seq")? },
+            "park" => Operation::Park {
+                seq: keys.name("seq")?,
+                cache: keys
+                    .maybe("cache", |cache| cache.choice(Publish::Publish, Publish::Discard))?
+                    .unwrap_or(Publish::Discard),
+            },
             "resume" => Operation::Resume { seq: keys.name("seq")? },
             "pin" => Operation::Pin {
                 pin: keys.name("as")?,
@@ -468,7 +475,7 @@ const KEYS: [(&str, &[&str]); 28] = [
     ("close_session", &["session", "namespace"]),
     ("fork", &["seq", "as"]),
     ("truncate", &["seq", "count"]),
-    ("park", &["seq"]),
+    ("park", &["seq", "cache"]),
     ("resume", &["seq"]),
     ("pin", &["as", "tokens", "namespace"]),
     ("unpin", &["as"]),

@@ -176,6 +176,7 @@ impl Runner {
             | Operation::Append { .. }
             | Operation::Checkpoint { .. }
             | Operation::Insert { .. }
+            | Operation::Resume { .. }
             | Operation::Reserve { .. } => match self.allocating(&step.operation, step.waiting) {
                 Ok(doing) => return doing.await,
                 Err(error) => Err(error),
@@ -229,6 +230,15 @@ impl Runner {
                     Publish::Discard => Publishing::Nothing,
                 };
                 sequence.finish(publishing).await
+            }
+            Operation::Park { seq, cache } => {
+                let found = self.sequences.get_mut(seq).ok_or_else(|| unknown("sequence", seq))?;
+                found
+                    .park(match cache {
+                        Publish::Publish => Publishing::PagesAndState,
+                        Publish::Discard => Publishing::Nothing,
+                    })
+                    .await
             }
             Operation::Truncate { seq, count } => {
                 let found = self.sequences.get_mut(seq).ok_or_else(|| unknown("sequence", seq))?;
