@@ -291,6 +291,7 @@ impl Allocator {
             }
             Request::Expire(job) => self.expire(job).await,
             Request::Cached { .. }
+            | Request::CloseSession { .. }
             | Request::Explain { .. }
             | Request::Flush { .. }
             | Request::Stats { .. }
