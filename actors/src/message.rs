@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvtide_core::chain::Chain;
 use kvtide_core::demand::{AnyDemand, Demand, WindowDemand};
-use kvtide_core::tree::{Namespace, User};
+use kvtide_core::tree::{Namespace, SessionId, User};
 use kvtide_core::unit::{Bytes, PageId, Pages, PerPool, PoolId, Token, Tokens, VirtId};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -181,6 +181,12 @@ pub(crate) enum Request {
         deadline: Option<Instant>,
         reply: Reply<Vec<Appended>>,
     },
+    Fork {
+        id: SequenceId,
+        child: SequenceId,
+        deadline: Option<Instant>,
+        reply: Reply<Receipt>,
+    },
     Park {
         id: SequenceId,
         publishing: Publishing,
@@ -217,6 +223,11 @@ pub(crate) enum Request {
         namespace: Namespace,
         tokens: Vec<Token>,
         reply: Reply<Matched>,
+    },
+    CloseSession {
+        namespace: Namespace,
+        session: SessionId,
+        reply: Reply<()>,
     },
     Reserve {
         id: ReservationId,
@@ -280,6 +291,7 @@ impl Request {
             Request::Open { .. } => "open",
             Request::Extend { .. } => "extend",
             Request::Append { .. } => "append",
+            Request::Fork { .. } => "fork",
             Request::Park { .. } => "park",
             Request::Resume { .. } => "resume",
             Request::Truncate { .. } => "truncate",
@@ -287,6 +299,7 @@ impl Request {
             Request::Finish { .. } => "finish",
             Request::Cached { .. } => "cached",
             Request::Pin { .. } => "pin",
+            Request::CloseSession { .. } => "close_session",
             Request::Reserve { .. } => "reserve",
             Request::Release { .. } => "release",
             Request::Explain { .. } => "explain",
@@ -308,6 +321,7 @@ impl Request {
         match self {
             Request::Open { id, .. }
             | Request::Extend { id, .. }
+            | Request::Fork { id, .. }
             | Request::Park { id, .. }
             | Request::Resume { id, .. }
             | Request::Truncate { id, .. }

@@ -8,6 +8,7 @@
 //! tokens  0                              boundary            computed rounded down   computed
 //! ```
 
+mod fork;
 mod park;
 mod truncate;
 
@@ -171,6 +172,12 @@ impl Sequence {
     /// If it is out already: the allocator works on one operation of a sequence at a time.
     pub fn take_lock(&mut self) -> Lock {
         self.lock.take().expect("I11: between operations a sequence holds its lock")
+    }
+
+    /// Whether it belongs to a session.
+    #[must_use]
+    pub fn has_session(&self) -> bool {
+        self.lock.as_ref().is_some_and(|lock| lock.user().session.is_some())
     }
 
     /// Brings the hold on the tree back.

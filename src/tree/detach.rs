@@ -4,7 +4,7 @@ use super::CLASSES;
 use super::hold::Held;
 use super::node::{NodeId, NodeRef, VictimClass, Vitals};
 use super::plan::{ReclaimPlan, Victim};
-use super::policy::Used;
+use super::policy::{Stamp, Used};
 use super::shape::Lane;
 use super::upkeep::settle;
 use super::walk::{drop_all, virt_of};
@@ -32,6 +32,8 @@ struct Part {
     /// Where the node ended before.
     end: u32,
     used: Used,
+    /// Sessions whose path ended there.
+    sessions: Vec<Stamp>,
     /// The last pages, in order; they ended at `end`.
     tokens: Vec<Token>,
     virts: Vec<VirtId>,
@@ -100,6 +102,7 @@ impl Tree {
             }
             if part.died() {
                 self.unlink(id);
+                self.raise_sessions(id);
             }
             let page = self.shape.page_tokens as usize;
             let node = self.slab.get_mut(id);
@@ -169,6 +172,7 @@ impl Tree {
             found.tokens.truncate(keep * page);
             if goes {
                 let parent = found.vitals.parent;
+                self.raise_sessions(node);
                 self.note_bare_root(parent);
                 self.slab.remove(&self.shape, node);
             }
@@ -217,6 +221,7 @@ impl Tree {
                     start: vitals.start,
                     end: vitals.end(),
                     used: vitals.used,
+                    sessions: self.sessions.ending_at(victim.node),
                     tokens: Vec::new(),
                     virts: Vec::new(),
                     windows: Vec::new(),
@@ -246,6 +251,9 @@ impl Tree {
             Some(part.node)
         } else {
             let home = if whole == 0 { None } else { self.put_tail_back(&part, whole) };
+            if let Some(home) = home {
+                self.lower_sessions(&part.sessions, home);
+            }
             if part.died() && home != Some(part.node.id) {
                 self.slab.remove(&self.shape, part.node.id);
             }

@@ -21,10 +21,10 @@ impl Runner {
         let wait = waiting.deadline_ms.map(Duration::from_millis);
         let handle = self.handle.clone();
         Ok(match operation {
-            Operation::Open { seq, tokens, namespace, priority } => {
+            Operation::Open { seq, tokens, namespace, priority, session } => {
                 self.vacant(&self.sequences, "sequence", seq)?;
                 let (seq, tokens) = (seq.clone(), tokens.to_vec());
-                let options = open_options(namespace, *priority, wait);
+                let options = open_options(namespace, *priority, session.as_deref(), wait);
                 Box::pin(async move { Ended::opened(seq, handle.open(tokens, options).await) })
             }
             Operation::Extend { seq, count } => {
@@ -33,6 +33,18 @@ impl Runner {
                 Box::pin(async move {
                     let result = sequence.extend(count, wait).await;
                     Ended::from(result).with(Restored::Sequence(seq, sequence))
+                })
+            }
+            Operation::Fork { seq, child } => {
+                self.vacant(&self.sequences, "sequence", child)?;
+                let (seq, mut sequence) = self.claim_sequence(seq)?;
+                let child = child.clone();
+                Box::pin(async move {
+                    match sequence.fork(wait).await {
+                        Ok(forked) => Ended::receipt(forked.receipt())
+                            .with(Restored::Fork([(seq, sequence), (child, forked)])),
+                        Err(error) => Ended::failed(error).with(Restored::Sequence(seq, sequence)),
+                    }
                 })
             }
             Operation::Resume { seq } => {
@@ -64,8 +76,8 @@ impl Runner {
                     Ended::from(result).with(Restored::Sequence(seq, sequence))
                 })
             }
-            Operation::Insert { tokens, state, namespace, priority } => {
-                let options = open_options(namespace, *priority, wait);
+            Operation::Insert { tokens, state, namespace, priority, session } => {
+                let options = open_options(namespace, *priority, session.as_deref(), wait);
                 let (tokens, publishing) = (tokens.to_vec(), publishing(*state));
                 Box::pin(async move { insert(&handle, tokens, options, publishing).await })
             }
@@ -114,8 +126,9 @@ async fn insert(
 fn open_options(
     namespace: &Namespace,
     priority: Option<i64>,
+    session: Option<&str>,
     wait: Option<Duration>,
 ) -> OpenOptions {
-    let priority = priority.unwrap_or_default();
-    OpenOptions { namespace: namespace_of(namespace), wait, priority }
+    let (priority, session) = (priority.unwrap_or_default(), session.map(Into::into));
+    OpenOptions { namespace: namespace_of(namespace), wait, priority, session }
 }

@@ -151,6 +151,7 @@ impl Runner {
         match restored {
             Restored::None => {}
             Restored::Sequence(name, sequence) => drop(self.sequences.insert(name, sequence)),
+            Restored::Fork(both) => self.sequences.extend(both),
             Restored::Reservation(name, held) => drop(self.reservations.insert(name, held)),
         }
     }
@@ -178,6 +179,7 @@ impl Runner {
             | Operation::Checkpoint { .. }
             | Operation::Insert { .. }
             | Operation::Resume { .. }
+            | Operation::Fork { .. }
             | Operation::Reserve { .. } => match self.allocating(&step.operation, step.waiting) {
                 Ok(doing) => return doing.await,
                 Err(error) => Err(error),
@@ -279,6 +281,10 @@ impl Runner {
             Operation::Unpin { pin } => {
                 let held = self.pins.remove(pin).ok_or_else(|| unknown("pin", pin))?;
                 held.unpin().await
+            }
+            Operation::CloseSession { session, namespace } => {
+                let (namespace, session) = (namespace_of(namespace), session.as_str().into());
+                self.handle.close_session(namespace, session).await
             }
             Operation::Ungate { gate } => {
                 let closed = self.gates.remove(gate).ok_or_else(|| unknown("gate", gate))?;
@@ -418,7 +424,9 @@ fn unknown(what: &str, name: &str) -> AllocError {
 /// What an operation calls what it makes, by kind and name.
 fn new_name(operation: &Operation) -> Option<String> {
     match operation {
-        Operation::Open { seq, .. } => Some(format!("sequence {seq}")),
+        Operation::Open { seq, .. } | Operation::Fork { child: seq, .. } => {
+            Some(format!("sequence {seq}"))
+        }
         Operation::Reserve { reservation, .. } => Some(format!("reservation {reservation}")),
         _ => None,
     }
