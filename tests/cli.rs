@@ -126,7 +126,7 @@ fn a_capacity_without_room_for_a_page_is_refused() {
 fn an_unknown_key_of_a_configuration_is_refused_at_its_place() {
     let shell = Shell::new().with("c.toml", "[model]\npreset = \"mellum2\"\n[cache]\n  foo = 1\n");
     let wanted = "c.toml:4:3: `cache.foo` = 1: unknown field `foo`, expected one of `compaction`, \
-         `policy`, `slru_protected_hits`, `tlru_latency_tokens`, `tlru_next_prompt_tokens`";
+         `policy`, `slru_protected_hits`, `tlru_latency_tokens`, `tlru_next_prompt_tokens`, `max_sessions`";
     shell.refuses(&["config", "c.toml"], wanted);
     shell.refuses(&["replay", "--model", "c.toml"], wanted);
     let shell = Shell::new().with("c.toml", "[model]\npreset = \"mellum2\"\n[cash]\n");

@@ -145,7 +145,7 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     (
         POLICY,
         "polcy = \"lru\"",
-        "26:1: `cache.polcy` = \"lru\": unknown field `polcy`, expected one of `compaction`, `policy`, `slru_protected_hits`, `tlru_latency_tokens`, `tlru_next_prompt_tokens`",
+        "26:1: `cache.polcy` = \"lru\": unknown field `polcy`, expected one of `compaction`, `policy`, `slru_protected_hits`, `tlru_latency_tokens`, `tlru_next_prompt_tokens`, `max_sessions`",
     ),
     (
         "[cache]",
@@ -467,6 +467,7 @@ fn flat_keys_set_bare_and_dotted_names() {
         ("slru_protected_hits", json!(3)),
         ("tlru_latency_tokens", json!(100)),
         ("cache.tlru_next_prompt_tokens", json!(0)),
+        ("max_sessions", json!(9)),
     ] {
         config.apply_flat_key(key, &value).unwrap();
     }
@@ -475,6 +476,7 @@ fn flat_keys_set_bare_and_dotted_names() {
     assert_eq!(config.sections.cache.slru_protected_hits, 3);
     assert_eq!(config.sections.cache.tlru_latency_tokens, 100);
     assert_eq!(config.sections.cache.tlru_next_prompt_tokens, 0);
+    assert_eq!(config.sections.cache.max_sessions, 9);
     assert_eq!(config.sections.reclaim.prefer, Prefer::Window);
     assert_eq!(config.sections.reclaim.quota, Quota::Bytes(Bytes(4096)));
     assert_eq!(config.sections.queue.capacity, 3);

@@ -1,7 +1,7 @@
 //! Every eviction policy against a model that keeps one record for each page and looks through all of them.
 //!
 //! A page of the model is named by the tokens up to and with it. Where all pages are full pages, every victim costs one
-//! matchable token: so the policy alone decides, and a plan for n pages is the first n of the model's order.
+//! matchable token: so sessions and the policy alone decide, and a plan for n pages is the first n of the model's order.
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
@@ -29,6 +29,8 @@ const KINDS: [PolicyKind; 8] = [
 
 const FULL: PoolId = PoolId(0);
 const PAGES: u32 = 60;
+const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
+const MAX_SESSIONS: usize = 3;
 const PAGE_TOKENS: u32 = 2;
 
 /// What the model knows of a page.
@@ -45,7 +47,7 @@ struct Record {
 struct Held {
     lock: Lock,
     path: Vec<Token>,
-    priority: i64,
+    user: User,
 }
 
 struct World {
@@ -54,6 +56,8 @@ struct World {
     settings: TreeSettings,
     pages: BTreeMap<Vec<Token>, Record>,
     held: Vec<Held>,
+    /// By name: when it published last, and the path that it holds.
+    sessions: BTreeMap<&'static str, (u64, Vec<Token>)>,
     now: u64,
     random: u64,
 }
@@ -74,6 +78,7 @@ impl World {
             slru_protected_hits: 2,
             tlru_latency: Tokens(5),
             tlru_next_prompt: Tokens(1),
+            max_sessions: MAX_SESSIONS as u32,
         };
         World {
             tree: Tree::new(&chain, settings),
@@ -81,6 +86,7 @@ impl World {
             settings,
             pages: BTreeMap::new(),
             held: Vec::new(),
+            sessions: BTreeMap::new(),
             now: 0,
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
         }
@@ -114,7 +120,10 @@ impl World {
         let tokens = self.tokens();
         let priority = self.below(5) as i64 - 2;
         let (lock, matched) = self.tree.lock_match(&Namespace::default(), &tokens);
-        let lock = lock.used_by(User { priority });
+        let named = self.below(2 * SESSIONS.len() as u64) as usize;
+        let session = SESSIONS.get(named).map(|&name| name.into());
+        let user = User { priority, session };
+        let lock = lock.used_by(user.clone());
         let path = tokens[..(matched.pages.0 * PAGE_TOKENS) as usize].to_vec();
         let longest = (PAGE_TOKENS as usize..tokens.len())
             .step_by(PAGE_TOKENS as usize)
@@ -127,7 +136,7 @@ impl World {
         }
         self.tree.mark_used(&lock);
         self.touch(&path, tokens.len(), priority, 1);
-        self.held.push(Held { lock, path, priority });
+        self.held.push(Held { lock, path, user });
     }
 
     fn publish(&mut self) {
@@ -139,16 +148,16 @@ impl World {
         tokens.truncate(tokens.len() / 2 * 2);
         let count = tokens.len() as u32 / PAGE_TOKENS;
         self.make_room(count);
-        let Held { lock, mut path, priority } = self.held.swap_remove(index);
+        let Held { lock, mut path, user } = self.held.swap_remove(index);
         let demand = Demand::default().with(FULL, Pages(count)).unwrap();
         let Some(placed) = self.arena.place(&demand) else {
-            return self.held.push(Held { lock, path, priority });
+            return self.held.push(Held { lock, path, user });
         };
         let grant = self.arena.bind(placed);
         let own = grant.pages.iter().map(|&virt| OwnPage { virt, windows: Ordinals::NONE });
         let own: Vec<_> = own.collect();
         let published = self.tree.publish(lock, &tokens, &own, None);
-        let inserted = self.now;
+        let (inserted, priority) = (self.now, user.priority);
         for ((page, own), fate) in tokens.chunks(2).zip(&own).zip(&published.fates) {
             path.extend(page);
             match fate {
@@ -165,7 +174,27 @@ impl World {
             }
         }
         self.touch(&path, path.len(), priority, 0);
-        self.held.push(Held { lock: published.lock, path, priority });
+        self.hold(&user, &path);
+        self.held.push(Held { lock: published.lock, path, user });
+    }
+
+    /// A session's hold is where it published last; beyond the most, the oldest goes.
+    fn hold(&mut self, user: &User, path: &[Token]) {
+        let Some(session) = &user.session else { return };
+        let name = SESSIONS.iter().find(|&&name| name == &*session.0).unwrap();
+        if !path.is_empty() {
+            self.sessions.insert(name, (self.now, path.to_vec()));
+        }
+        if self.sessions.len() > MAX_SESSIONS {
+            let (&oldest, _) = self.sessions.iter().min_by_key(|(_, held)| held.0).unwrap();
+            self.sessions.remove(oldest);
+        }
+    }
+
+    fn close_session(&mut self) {
+        let name = SESSIONS[self.below(SESSIONS.len() as u64) as usize];
+        let held = self.tree.close_session(&Namespace::default(), &name.into());
+        assert_eq!(held, self.sessions.remove(name).is_some());
     }
 
     fn close(&mut self) {
@@ -175,10 +204,11 @@ impl World {
         }
     }
 
-    /// By the policy's definition.
-    fn rank(&self, path: &[Token], record: &Record) -> (i64, i64) {
+    /// What sessions hold after the rest; then by the policy's definition.
+    fn rank(&self, path: &[Token], record: &Record) -> (bool, (i64, i64)) {
+        let held = self.sessions.values().any(|(_, session)| session.starts_with(path));
         let last = record.last as i64;
-        match self.settings.policy {
+        let rank = match self.settings.policy {
             PolicyKind::Lru => (0, last),
             PolicyKind::Lfu => (record.hits as i64, last),
             PolicyKind::Fifo => (0, record.inserted as i64),
@@ -190,7 +220,8 @@ impl World {
                 let to_compute = record.conversation as i64 + 1 - (path.len() as i64 - 2);
                 (i64::from(to_compute > 5), last)
             }
-        }
+        };
+        (held, rank)
     }
 
     /// All that may go, in the order in which it goes.
@@ -251,8 +282,12 @@ impl World {
         if let Some(plan) = self.plan(count) {
             for path in &order[..plan.victims().len()] {
                 let gone = self.pages.remove(path).unwrap();
+                for (_, held) in self.sessions.values_mut().filter(|(_, held)| held == path) {
+                    held.truncate(path.len() - PAGE_TOKENS as usize);
+                }
                 assert!(plan.victims().iter().any(|victim| victim.virt == gone.virt));
             }
+            self.sessions.retain(|_, (_, held)| !held.is_empty());
             let detached = self.tree.detach(plan).unwrap();
             let freed = self.tree.evict(detached);
             freed[FULL].iter().for_each(|&virt| self.arena.free(FULL, virt).unwrap());
@@ -267,14 +302,16 @@ fn plans_take_what_the_policy_says_in_its_order() {
         for seed in 1..=200 {
             let mut world = World::new(policy, seed);
             for _ in 0..60 {
-                match world.below(8) {
+                match world.below(9) {
                     0..=2 => world.open(),
                     3..=5 => world.publish(),
                     6 => world.close(),
+                    7 => world.close_session(),
                     _ => compared += world.check_order(),
                 }
                 world.tree.check().unwrap();
                 assert_eq!(world.tree.counters(), world.tree.recount());
+                assert_eq!(world.tree.sessions(), world.sessions.len());
             }
             world.held.drain(..).for_each(|held| world.tree.unlock(held.lock));
             compared += world.check_order();

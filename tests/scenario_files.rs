@@ -92,7 +92,8 @@ fn what_is_not_json_is_refused_at_its_column() {
 fn columns_count_characters_and_lines_count_all() {
     let text =
         format!("// größer\n{HEADER}\n\n\t{{\"op\":\"open\",\"seq\":\"ääää\",\"tokenz\":[]}}\r\n");
-    let known = "`op`, `seq`, `tokens`, `namespace`, `priority`, `deadline_ms` or `async`";
+    let known =
+        "`op`, `seq`, `tokens`, `namespace`, `priority`, `session`, `deadline_ms` or `async`";
     refused(&text, 4, 28, &format!("unknown key `tokenz`; wanted {known}"));
 }
 
@@ -222,7 +223,7 @@ fn bad_token_lists_are_refused() {
 fn every_operation_is_read() {
     let mut lines = String::new();
     for (op, keys) in [
-        ("open", r#","seq":"a","tokens":[1],"namespace":{"salt":"x"},"priority":-2"#),
+        ("open", r#","seq":"a","tokens":[1],"namespace":{"salt":"x"},"priority":-2,"session":"s""#),
         ("extend", r#","seq":"a""#),
         ("append", r#","seq":"a","tokens":[1]"#),
         ("checkpoint", r#","seq":"a","state":false"#),
@@ -230,6 +231,7 @@ fn every_operation_is_read() {
         ("drop", r#","seq":"a""#),
         ("cached", r#","tokens":[1]"#),
         ("insert", r#","tokens":[1]"#),
+        ("close_session", r#","session":"s""#),
         ("fork", r#","seq":"a","as":"b""#),
         ("truncate", r#","seq":"a","count":0"#),
         ("park", r#","seq":"a""#),
@@ -255,26 +257,30 @@ fn every_operation_is_read() {
     let steps = steps(&lines);
     let names: Vec<_> = steps.iter().map(|step| step.operation.name()).collect();
     assert_eq!(names, Operation::names().collect::<Vec<_>>());
-    assert_eq!(steps[24].line, 26, "lines count from the file's first");
+    assert_eq!(steps[25].line, 27, "lines count from the file's first");
     let at = |index: usize| steps[index].operation.clone();
     let (seq, one) = ("a".to_owned(), tokens("[1]"));
     let namespace = Namespace { salt: Some("x".to_owned()), adapter: None };
-    let priority = Some(-2);
-    let open = Operation::Open { seq: seq.clone(), tokens: one.clone(), namespace, priority };
+    let (priority, session) = (Some(-2), Some("s".to_owned()));
+    let open =
+        Operation::Open { seq: seq.clone(), tokens: one.clone(), namespace, priority, session };
     assert_eq!(at(0), open);
     assert_eq!(at(1), Operation::Extend { seq: seq.clone(), count: None });
     assert_eq!(at(3), Operation::Checkpoint { seq: seq.clone(), state: StateWish::Skip });
     let (cache, state) = (Publish::Discard, StateWish::Store);
     assert_eq!(at(4), Operation::Finish { seq: seq.clone(), cache, state });
     let (state, namespace) = (StateWish::Default, Namespace::default());
-    assert_eq!(at(7), Operation::Insert { tokens: one, state, namespace, priority: None });
-    assert_eq!(at(8), Operation::Fork { seq, child: "b".to_owned() });
-    let Operation::Reserve { demand, .. } = at(14) else { panic!("{:?}", at(14)) };
+    assert_eq!(
+        at(7),
+        Operation::Insert { tokens: one, state, namespace, priority: None, session: None }
+    );
+    assert_eq!(at(9), Operation::Fork { seq, child: "b".to_owned() });
+    let Operation::Reserve { demand, .. } = at(15) else { panic!("{:?}", at(15)) };
     assert_eq!(demand.0, [("swa".to_owned(), 2), ("full".to_owned(), 0)], "in the order given");
-    assert_eq!(at(19), Operation::Gate { gate: "g".to_owned(), pools: None });
-    assert_eq!(at(21), Operation::Compact { budget: Some(Bytes(0)) });
-    assert_eq!(at(23), Operation::Fault(FaultWish::Panic(Victim::Gpu)));
-    assert_eq!(at(24), Operation::Wait { op_line: 3, deadline_ms: 0 });
+    assert_eq!(at(20), Operation::Gate { gate: "g".to_owned(), pools: None });
+    assert_eq!(at(22), Operation::Compact { budget: Some(Bytes(0)) });
+    assert_eq!(at(24), Operation::Fault(FaultWish::Panic(Victim::Gpu)));
+    assert_eq!(at(25), Operation::Wait { op_line: 3, deadline_ms: 0 });
 }
 
 #[test]

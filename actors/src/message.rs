@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvtide_core::chain::Chain;
 use kvtide_core::demand::{AnyDemand, Demand, WindowDemand};
-use kvtide_core::tree::{Namespace, User};
+use kvtide_core::tree::{Namespace, SessionId, User};
 use kvtide_core::unit::{Bytes, PageId, Pages, PerPool, PoolId, Token, Tokens, VirtId};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -207,6 +207,11 @@ pub(crate) enum Request {
         tokens: Vec<Token>,
         reply: Reply<Matched>,
     },
+    CloseSession {
+        namespace: Namespace,
+        session: SessionId,
+        reply: Reply<()>,
+    },
     Reserve {
         id: ReservationId,
         demand: AnyDemand,
@@ -275,6 +280,7 @@ impl Request {
             Request::Checkpoint { .. } => "checkpoint",
             Request::Finish { .. } => "finish",
             Request::Cached { .. } => "cached",
+            Request::CloseSession { .. } => "close_session",
             Request::Reserve { .. } => "reserve",
             Request::Release { .. } => "release",
             Request::Explain { .. } => "explain",

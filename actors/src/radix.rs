@@ -10,7 +10,7 @@ use kvtide_core::demand::Demand;
 use kvtide_core::fit::Geometry;
 use kvtide_core::tree::{
     Counters, Detached, Lock, Match, Namespace, OwnPage, PlanRefusal, PlanRequest, Prefer,
-    Published, Quota, ReclaimPlan, Tree, User,
+    Published, Quota, ReclaimPlan, SessionId, Tree, User,
 };
 use kvtide_core::unit::{Pages, PerPool, PoolId, Token, Tokens, VirtId};
 
@@ -33,6 +33,12 @@ pub(crate) struct Open {
 
 /// What a match locked is used.
 pub(crate) struct Used(pub(crate) Lock);
+
+/// End a session; the answer says whether it held anything.
+pub(crate) struct CloseSession {
+    pub(crate) namespace: Namespace,
+    pub(crate) session: SessionId,
+}
 
 /// Match a prompt and touch nothing.
 pub(crate) struct Peek {
@@ -148,6 +154,18 @@ impl Message<Used> for Radix {
     async fn handle(&mut self, msg: Used, _: &mut Context<Self, Self::Reply>) -> Self::Reply {
         self.tree.mark_used(&msg.0);
         Answer(msg.0)
+    }
+}
+
+impl Message<CloseSession> for Radix {
+    type Reply = Answer<bool>;
+
+    async fn handle(
+        &mut self,
+        msg: CloseSession,
+        _: &mut Context<Self, Self::Reply>,
+    ) -> Self::Reply {
+        Answer(self.tree.close_session(&msg.namespace, &msg.session))
     }
 }
 

@@ -159,6 +159,7 @@ fn tree_settings(cache: &CacheConfig) -> TreeSettings {
         slru_protected_hits: cache.slru_protected_hits,
         tlru_latency: Tokens(cache.tlru_latency_tokens),
         tlru_next_prompt: Tokens(cache.tlru_next_prompt_tokens),
+        max_sessions: cache.max_sessions,
     }
 }
 

@@ -173,6 +173,12 @@ impl Sequence {
         self.lock.take().expect("I11: between operations a sequence holds its lock")
     }
 
+    /// Whether it belongs to a session.
+    #[must_use]
+    pub fn has_session(&self) -> bool {
+        self.lock.as_ref().is_some_and(|lock| lock.user().session.is_some())
+    }
+
     /// Brings the hold on the tree back.
     pub fn put_lock(&mut self, lock: Lock) {
         self.lock = Some(lock);

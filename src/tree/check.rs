@@ -1,9 +1,9 @@
 //! The tree's invariants, recomputed from its nodes page by page.
 
 use super::CLASSES;
-use super::node::{Node, NodeId, Place};
+use super::node::{Node, NodeId, Place, Vitals};
 use super::ordinals::Ordinals;
-use super::policy::{Record, Used};
+use super::policy::{Record, Standing};
 use super::shape::{Lane, PerWindow};
 use super::upkeep::{Entry, Need, NeedLane};
 use super::{NodeMap, Tree};
@@ -97,6 +97,7 @@ impl Tree {
         let order = self.top_down();
         self.check_structure(&order)?;
         self.check_locks(&order)?;
+        self.check_sessions(&order)?;
         let truths = self.truths(&order);
         self.check_derived(&order, &truths)?;
         self.check_queues(&order, &truths)?;
@@ -120,8 +121,10 @@ impl Tree {
             }
         }
         self.queues.iter().flatten().for_each(|entry| {
-            (entry.rank.group, entry.rank.order, entry.order, entry.node.0).hash(&mut hasher);
+            let Standing { held, rank } = entry.rank;
+            (held, rank.group, rank.order, entry.order, entry.node.0).hash(&mut hasher);
         });
+        self.sessions.ends().for_each(|(since, end)| (since, end.0).hash(&mut hasher));
         self.tally.matchable_pages.hash(&mut hasher);
         hasher.finish()
     }
@@ -233,6 +236,27 @@ impl Tree {
         }
         if at_roots != open {
             return wrong(NodeId(0), "the roots' locks are not those given out");
+        }
+        Ok(())
+    }
+
+    fn check_sessions(&self, order: &[NodeId]) -> Result<(), Violation> {
+        let mut held: NodeMap<u32> = NodeMap::default();
+        for (_, end) in self.sessions.ends() {
+            if !self.slab.is_alive(self.slab.reference(end)) {
+                let what = "a session ends at a node that is gone";
+                return Err(Violation::Structure { node: end.0, what });
+            }
+            *held.entry(end).or_default() += 1;
+        }
+        for &id in order.iter().rev() {
+            let vitals = &self.slab.get(id).vitals;
+            let counted = held.remove(&id).unwrap_or(0);
+            if counted != vitals.held {
+                let what = "its count of sessions is wrong";
+                return Err(Violation::Structure { node: id.0, what });
+            }
+            *held.entry(vitals.parent).or_default() += counted;
         }
         Ok(())
     }
@@ -385,9 +409,9 @@ impl Tree {
         Ok(())
     }
 
-    fn place(&self, class: usize, used: &Used, record: Record, position: u32) -> Option<Place> {
+    fn place(&self, class: usize, vitals: &Vitals, record: Record, position: u32) -> Option<Place> {
         let order = if class == 2 { u32::MAX - position } else { position };
-        let rank = self.shape.rank(used, record, position);
+        let rank = self.shape.standing(vitals, record, position);
         Some(Place { class: CLASSES[class], rank, order })
     }
 
@@ -395,7 +419,7 @@ impl Tree {
         let vitals = &node.vitals;
         let free = vitals.children == 0 && vitals.full_locks == 0;
         let class = if truth.last_serviceable < vitals.len { 0 } else { 2 };
-        free.then(|| self.place(class, &vitals.used, vitals.used.full, vitals.end() - 1)).flatten()
+        free.then(|| self.place(class, vitals, vitals.used.full, vitals.end() - 1)).flatten()
     }
 
     /// The first page, by position, of the lowest class that has any.
@@ -423,9 +447,7 @@ impl Tree {
             .filter(|&position| position < locked)
             .filter_map(|position| Some((class_of(position)?, position)))
             .min()
-            .and_then(|(class, position)| {
-                self.place(class, &vitals.used, vitals.used.window, position)
-            })
+            .and_then(|(class, position)| self.place(class, vitals, vitals.used.window, position))
     }
 
     fn expected_state(&self, node: &Node, truth: &Truth) -> Option<Place> {
@@ -441,7 +463,7 @@ impl Tree {
             (true, _, 1) => 0,
             (true, _, _) => 1,
         };
-        self.place(class, &vitals.used, vitals.used.state, vitals.end() - 1)
+        self.place(class, vitals, vitals.used.state, vitals.end() - 1)
     }
 
     fn check_counters(&self) -> Result<(), Violation> {

@@ -3,7 +3,7 @@
 use super::CLASSES;
 use super::node::{NodeId, NodeRef, VictimClass, Vitals};
 use super::plan::{ReclaimPlan, Victim};
-use super::policy::Used;
+use super::policy::{Stamp, Used};
 use super::shape::Lane;
 use super::upkeep::settle;
 use super::walk::{drop_all, virt_of};
@@ -31,6 +31,8 @@ struct Part {
     /// Where the node ended before.
     end: u32,
     used: Used,
+    /// Sessions whose path ended there.
+    sessions: Vec<Stamp>,
     /// The last pages, in order; they ended at `end`.
     tokens: Vec<Token>,
     virts: Vec<VirtId>,
@@ -99,6 +101,7 @@ impl Tree {
             }
             if part.died() {
                 self.unlink(id);
+                self.raise_sessions(id);
             }
             let page = self.shape.page_tokens as usize;
             let node = self.slab.get_mut(id);
@@ -168,6 +171,7 @@ impl Tree {
             found.tokens.truncate(keep * page);
             if goes {
                 let parent = found.vitals.parent;
+                self.raise_sessions(node);
                 self.note_bare_root(parent);
                 self.slab.remove(&self.shape, node);
             }
@@ -216,6 +220,7 @@ impl Tree {
                     start: vitals.start,
                     end: vitals.end(),
                     used: vitals.used,
+                    sessions: self.sessions.ending_at(victim.node),
                     tokens: Vec::new(),
                     virts: Vec::new(),
                     windows: Vec::new(),
@@ -245,6 +250,9 @@ impl Tree {
             Some(part.node)
         } else {
             let home = if whole == 0 { None } else { self.put_tail_back(&part, whole) };
+            if let Some(home) = home {
+                self.lower_sessions(&part.sessions, home);
+            }
             if part.died() && home != Some(part.node.id) {
                 self.slab.remove(&self.shape, part.node.id);
             }

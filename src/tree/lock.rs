@@ -2,6 +2,7 @@
 
 use super::Tree;
 use super::node::NodeId;
+use super::session::SessionId;
 use super::shape::PerWindow;
 use super::upkeep::requeue;
 use crate::unit::{Pages, Tokens};
@@ -26,6 +27,8 @@ pub struct Lock {
 pub struct User {
     /// Higher is kept longer, under [`PolicyKind::Priority`](super::PolicyKind::Priority).
     pub priority: i64,
+    /// Holds what is published last under it in preference to what no session holds.
+    pub session: Option<SessionId>,
 }
 
 impl Lock {
@@ -268,6 +271,7 @@ impl Tree {
             return;
         }
         while let Some(root) = self.bare_roots.pop() {
+            self.end_bare_sessions(root);
             let node = self.slab.get(root);
             if node.vitals.children > 0 || node.vitals.full_locks > 0 {
                 continue;

@@ -145,6 +145,7 @@ impl Tree {
         let middle = vitals.start + index;
         let mut upper = Vitals::new(&self.shape, vitals.parent, vitals.start, index, vitals.used);
         upper.full_locks = vitals.full_locks;
+        upper.held = vitals.held;
         let upper = self.slab.add(&self.shape, upper);
         let lower = self.slab.get_mut(node);
         lower.vitals.parent = upper;

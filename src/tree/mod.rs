@@ -19,6 +19,8 @@
 //!    prompt's last token, so that prompt is matched one page short of its path's end;
 //! 3. tails of leaves in the policy's order; and what is not locked on paths that are.
 //!
+//! Within a class, what no session holds goes before what one does; then the policy decides.
+//!
 //! Every node keeps its next victims in ordered queues, one per class and kind of page, so that the next victim of any
 //! class costs O(log n). For that it knows the run of window pages at its end, its last serviceable boundary, whether
 //! something serviceable is below, and from where on boundaries at or below it need window pages; `upkeep` says how
@@ -46,6 +48,7 @@ mod page_set;
 mod plan;
 mod policy;
 mod publish;
+mod session;
 mod shape;
 mod upkeep;
 mod walk;
@@ -56,6 +59,7 @@ use crate::unit::{Token, VirtId};
 use foldhash::fast::FixedState;
 use hashbrown::{HashMap, HashTable};
 use node::{NodeId, Slab, Vitals};
+use session::Sessions;
 use shape::{Lane, Shape};
 use std::collections::BTreeSet;
 use std::hash::BuildHasher;
@@ -76,6 +80,7 @@ pub use policy::{
     Slru, Tlru, TreeSettings,
 };
 pub use publish::{Fate, OwnPage, Published};
+pub use session::SessionId;
 
 /// The radix tree of one arena's cached prefixes. See the [module](self).
 ///
@@ -104,6 +109,7 @@ pub struct Tree {
     open_detachments: u32,
     /// Window pages detached from full pages that stay, by ordinal and id: not to be healed meanwhile.
     in_flight: BTreeSet<(u8, VirtId)>,
+    sessions: Sessions,
 }
 
 /// Look-ups by node; never iterated.
@@ -135,6 +141,7 @@ impl Tree {
             bare_roots: Vec::new(),
             open_detachments: 0,
             in_flight: BTreeSet::new(),
+            sessions: Sessions::new(settings.max_sessions, FixedState::with_seed(SEED)),
             shape,
         }
     }

@@ -3,7 +3,7 @@
 use super::namespace::Namespace;
 use super::ordinals::Ordinals;
 use super::page_set::PageSet;
-use super::policy::{Rank, Used};
+use super::policy::{Standing, Used};
 use super::shape::{PerWindow, Shape};
 use crate::unit::{POOLS_MAX, Token, VirtId};
 
@@ -33,7 +33,7 @@ pub enum VictimClass {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Place {
     pub class: VictimClass,
-    pub rank: Rank,
+    pub rank: Standing,
     /// Breaks ties of rank: the position, or its complement where the deepest goes first.
     pub order: u32,
 }
@@ -72,6 +72,8 @@ pub(super) struct Vitals {
     /// States present at the end.
     pub states: Ordinals,
     pub used: Used,
+    /// Sessions whose last path leads through here.
+    pub held: u32,
     /// Index of the last serviceable boundary within the edge, from 1; 0 if there is none.
     pub last_serviceable: u32,
     /// Whether a boundary at or below here is serviceable.
@@ -150,6 +152,7 @@ impl Vitals {
             state_locks: 0,
             states: Ordinals::NONE,
             used,
+            held: 0,
             last_serviceable: 0,
             serviceable: false,
             worth: 0,

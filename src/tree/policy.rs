@@ -42,6 +42,8 @@ pub struct TreeSettings {
     pub tlru_latency: Tokens,
     /// Of [`Tlru`]: tokens expected to be new in a conversation's next prompt.
     pub tlru_next_prompt: Tokens,
+    /// Sessions whose last path is held; beyond so many, the one that published longest ago is not.
+    pub max_sessions: u32,
 }
 
 /// A moment: a tick of the tree's logical clock.
@@ -54,6 +56,13 @@ pub struct Rank {
     pub group: i64,
     /// Order within a group; the lowest goes first.
     pub order: u64,
+}
+
+/// A place among others of a class: what sessions hold comes after the rest.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) struct Standing {
+    pub held: bool,
+    pub rank: Rank,
 }
 
 /// What is recorded of the use of one kind of page of a node.
@@ -139,6 +148,7 @@ impl Default for TreeSettings {
             slru_protected_hits: 2,
             tlru_latency: Tokens(2048),
             tlru_next_prompt: Tokens(512),
+            max_sessions: 65_536,
         }
     }
 }

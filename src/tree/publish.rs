@@ -85,6 +85,9 @@ impl Tree {
         let uses = if states.is_some() { Uses::PagesAndState } else { Uses::Pages };
         let length = Pages(self.end(node)).tokens(Tokens(self.shape.page_tokens));
         self.touch(node, uses, Occasion::Publication, (lock.user(), length));
+        if let Some(session) = &lock.user().session {
+            self.hold_session(session, node);
+        }
         let moved = self.lock_end(node).used_by(lock.user().clone());
         self.unlock(lock);
         Published { lock: moved, fates, states_taken }

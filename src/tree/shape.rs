@@ -1,7 +1,8 @@
 //! What the tree must know of a chain.
 
+use super::node::Vitals;
 use super::ordinals::Ordinals;
-use super::policy::{Candidate, EvictionPolicy, Rank, Record, TreeSettings, Used};
+use super::policy::{Candidate, EvictionPolicy, Record, Standing, TreeSettings};
 use crate::chain::{Chain, PoolKind};
 use crate::unit::{POOLS_MAX, PoolId, Tokens};
 use std::sync::Arc;
@@ -53,14 +54,15 @@ impl Shape {
         }
     }
 
-    /// Rank of a page of a node, `position` pages from the root, whose use as the kind of page that it is `record` says.
-    pub(super) fn rank(&self, used: &Used, record: Record, position: u32) -> Rank {
-        self.policy.rank(&Candidate {
+    /// Where a page of a node, `position` pages from the root, stands, used as `record` says.
+    pub(super) fn standing(&self, vitals: &Vitals, record: Record, position: u32) -> Standing {
+        let rank = self.policy.rank(&Candidate {
             record,
-            priority: used.priority,
-            conversation: used.conversation,
+            priority: vitals.used.priority,
+            conversation: vitals.used.conversation,
             position: Tokens(position.saturating_mul(self.page_tokens)),
-        })
+        });
+        Standing { held: vitals.held > 0, rank }
     }
 
     /// Every state ordinal.

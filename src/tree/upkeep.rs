@@ -5,14 +5,14 @@
 //! parent while what is needed of it, or whether anything serviceable is below it, changes.
 
 use super::node::{NodeId, Place, VictimClass, Vitals};
-use super::policy::Rank;
+use super::policy::Standing;
 use super::shape::{Lane, PerWindow, Shape};
 use crate::unit::{POOLS_MAX, PoolId};
 
 /// An entry in a queue of victims; the least goes first.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Entry {
-    pub rank: Rank,
+    pub rank: Standing,
     pub order: u32,
     pub node: NodeId,
 }
@@ -334,12 +334,12 @@ fn tail_place(shape: &Shape, vitals: &Vitals) -> Option<Place> {
     } else {
         VictimClass::Policy
     };
-    Some(place(class, tail_rank(shape, vitals), vitals.end() - 1))
+    Some(place(class, tail_standing(shape, vitals), vitals.end() - 1))
 }
 
-/// Rank of a leaf's last page.
-pub(super) fn tail_rank(shape: &Shape, vitals: &Vitals) -> Rank {
-    shape.rank(&vitals.used, vitals.used.full, vitals.end() - 1)
+/// Where a leaf's last page stands.
+pub(super) fn tail_standing(shape: &Shape, vitals: &Vitals) -> Standing {
+    shape.standing(vitals, vitals.used.full, vitals.end() - 1)
 }
 
 /// Where the next window page that could go alone stands.
@@ -348,7 +348,7 @@ fn window_place(shape: &Shape, vitals: &Vitals, window: usize) -> Option<Place> 
     let first = vitals.start + kept.present.first_from(0)?;
     let unlocked = |position: u32| position < kept.locked_from;
     let place = |class, position| {
-        place(class, shape.rank(&vitals.used, vitals.used.window, position), position)
+        place(class, shape.standing(vitals, vitals.used.window, position), position)
     };
     if first < kept.soft && unlocked(first) {
         return Some(place(VictimClass::Unneeded, first));
@@ -384,7 +384,7 @@ fn state_place(shape: &Shape, vitals: &Vitals) -> Option<Place> {
         return None;
     };
     let position = vitals.end() - 1;
-    Some(place(class, shape.rank(&vitals.used, vitals.used.state, position), position))
+    Some(place(class, shape.standing(vitals, vitals.used.state, position), position))
 }
 
 /// Whether what a path end needs of a node does not go with the tail of a leaf: its full pages are locked, or have
@@ -395,7 +395,7 @@ fn goes_alone(vitals: &Vitals) -> bool {
 
 /// What costs nothing goes from the root on, since a prompt equal to a cached one matches one page short of its end;
 /// what costs goes from the deepest end.
-fn place(class: VictimClass, rank: Rank, position: u32) -> Place {
+fn place(class: VictimClass, rank: Standing, position: u32) -> Place {
     let order = match class {
         VictimClass::Unneeded | VictimClass::KeptBoundary => position,
         VictimClass::Policy => u32::MAX - position,

@@ -5,7 +5,9 @@ use super::node::{NodeId, VictimClass, Vitals};
 use super::overlay::Overlay;
 use super::plan::{Budget, Prefer, Victim};
 use super::shape::Lane;
-use super::upkeep::{Entry, Store, drop_state, drop_tail, drop_window, settle_dropped, tail_rank};
+use super::upkeep::{
+    Entry, Store, drop_state, drop_tail, drop_window, settle_dropped, tail_standing,
+};
 use super::{CLASSES, NodeMap, Tree};
 use crate::fit::Bound;
 use crate::unit::{Pages, VirtId};
@@ -191,7 +193,7 @@ impl<'a> Walk<'a> {
             return self.take_next(None, &any);
         };
         let (tree, node) = (self.overlay.tree(), pick.entry.node);
-        let ranked = |vitals: &Vitals| tail_rank(&tree.shape, vitals) == pick.entry.rank;
+        let ranked = |vitals: &Vitals| tail_standing(&tree.shape, vitals) == pick.entry.rank;
         while Some(self.overlay.vitals(node)).is_some_and(|leaf| leaf.len > 0 && ranked(leaf)) {
             let lane = self.hanging(node).unwrap_or(Lane::Tail);
             let position = self.overlay.vitals(node).end() - 1;

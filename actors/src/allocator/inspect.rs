@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kvtide_core::arena::{Question, Victims};
 use kvtide_core::demand::Demand;
 use kvtide_core::fit::Bound;
+use kvtide_core::tree::{Namespace, SessionId};
 use kvtide_core::unit::{Pages, PoolId, VirtId};
 
 use super::job::{Job, Purpose};
@@ -22,6 +23,9 @@ impl Allocator {
             Request::Cached { namespace, tokens, reply } => {
                 let _ = reply.send(self.cached(namespace, tokens).await);
             }
+            Request::CloseSession { namespace, session, reply } => {
+                let _ = reply.send(self.close_session(namespace, session).await);
+            }
             Request::Explain { demand, reply } => drop(reply.send(self.explain(&demand).await)),
             Request::Flush { reply } => drop(reply.send(self.flush().await)),
             Request::Stats { reply } => drop(reply.send(self.stats().await)),
@@ -35,7 +39,7 @@ impl Allocator {
 
     async fn cached(
         &self,
-        namespace: kvtide_core::tree::Namespace,
+        namespace: Namespace,
         tokens: Vec<kvtide_core::unit::Token>,
     ) -> Result<Matched, AllocError> {
         let matched = self.radix.ask(radix::Peek { namespace, tokens }).await.map_err(gone)?.0;
@@ -81,6 +85,17 @@ impl Allocator {
             explained.moved_bytes = prepare.moved_bytes();
         }
         Ok(explained)
+    }
+
+    async fn close_session(
+        &mut self,
+        namespace: Namespace,
+        session: SessionId,
+    ) -> Result<(), AllocError> {
+        let unknown = AllocError::UnknownName(format!("no session `{}` holds anything", session.0));
+        let question = radix::CloseSession { namespace, session };
+        let held = self.radix.ask(question).await.map_err(gone)?.0;
+        if held { Ok(()) } else { Err(unknown) }
     }
 
     async fn flush(&mut self) -> Result<Receipt, AllocError> {

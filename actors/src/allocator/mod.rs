@@ -278,6 +278,7 @@ impl Allocator {
             }
             Request::Expire(job) => self.expire(job).await,
             Request::Cached { .. }
+            | Request::CloseSession { .. }
             | Request::Explain { .. }
             | Request::Flush { .. }
             | Request::Stats { .. }

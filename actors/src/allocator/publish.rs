@@ -71,7 +71,9 @@ impl Allocator {
     ) -> Result<(), AllocError> {
         let slot = self.sequences.get_mut(&id).ok_or_else(|| unknown(id))?;
         let publication = slot.sequence.publication(&self.chain);
-        if publication.pages.is_empty() && states.is_none() {
+        // With nothing new, a session's hold moves all the same.
+        let nothing_new = publication.pages.is_empty() && states.is_none();
+        if nothing_new && !slot.sequence.has_session() {
             return Ok(());
         }
         let lock = slot.sequence.take_lock();

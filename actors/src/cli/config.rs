@@ -213,6 +213,7 @@ fn settings(sections: &Sections) -> serde_json::Map<String, serde_json::Value> {
         ("cache.slru_protected_hits", cache.slru_protected_hits.to_string()),
         ("cache.tlru_latency_tokens", cache.tlru_latency_tokens.to_string()),
         ("cache.tlru_next_prompt_tokens", cache.tlru_next_prompt_tokens.to_string()),
+        ("cache.max_sessions", cache.max_sessions.to_string()),
         ("reclaim.prefer", reclaim.prefer.word().to_owned()),
         ("reclaim.quota", reclaim.quota.to_string()),
         ("state.max_per_path", cap),

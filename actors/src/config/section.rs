@@ -52,6 +52,8 @@ section! {
         tlru_latency_tokens as "tlru_latency_tokens": u32 = Within<0, { u32::MAX }>,
         /// Tokens that `tlru` expects a next prompt to add.
         tlru_next_prompt_tokens as "tlru_next_prompt_tokens": u32 = Within<0, { u32::MAX }>,
+        /// Sessions whose last path is held.
+        max_sessions as "max_sessions": u32 = Within<1, { u32::MAX }>,
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kvtide_core::chain::Chain;
 use kvtide_core::demand::{AnyDemand, Demand};
-use kvtide_core::tree::{Namespace, User};
+use kvtide_core::tree::{Namespace, SessionId, User};
 use kvtide_core::unit::{Bytes, PoolId, Token};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -41,6 +41,9 @@ pub struct OpenOptions {
     pub wait: Option<Duration>,
     /// Under the `priority` policy, prefixes of a higher priority are kept longer.
     pub priority: i64,
+    /// The session that it belongs to, within its namespace. The path that a session published last is evicted after
+    /// what no session holds, until [`CacheHandle::close_session`].
+    pub session: Option<SessionId>,
 }
 
 /// Pages held by number only. Dropped, it gives them back.
@@ -97,8 +100,8 @@ impl CacheHandle {
     ) -> Result<Sequence, AllocError> {
         let id = SequenceId(self.shared.fresh());
         let back = self.shared.giveback(Returned::Sequence(id));
-        let OpenOptions { namespace, wait, priority } = options;
-        let (deadline, user) = (deadline(wait), User { priority });
+        let OpenOptions { namespace, wait, priority, session } = options;
+        let (deadline, user) = (deadline(wait), User { priority, session });
         let opened = self
             .shared
             .ask(|reply| Request::Open { id, namespace, user, tokens, deadline, reply })
@@ -123,6 +126,20 @@ impl CacheHandle {
         tokens: Vec<Token>,
     ) -> Result<Matched, AllocError> {
         self.shared.ask(|reply| Request::Cached { namespace, tokens, reply }).await
+    }
+
+    /// Ends a session: what it published last has no preference any more. Sequences that belong to it go on, and hold
+    /// again what they publish.
+    ///
+    /// # Errors
+    /// [`AllocError::UnknownName`] if the session holds nothing: it published nothing, or all of that was evicted, or
+    /// `cache.max_sessions` others have published since.
+    pub async fn close_session(
+        &self,
+        namespace: Namespace,
+        session: SessionId,
+    ) -> Result<(), AllocError> {
+        self.shared.ask(|reply| Request::CloseSession { namespace, session, reply }).await
     }
 
     /// Allocates a raw demand, held until the reservation is released or dropped.

@@ -21,10 +21,10 @@ impl Runner {
         let wait = waiting.deadline_ms.map(Duration::from_millis);
         let handle = self.handle.clone();
         Ok(match operation {
-            Operation::Open { seq, tokens, namespace, priority } => {
+            Operation::Open { seq, tokens, namespace, priority, session } => {
                 self.vacant(&self.sequences, "sequence", seq)?;
                 let (seq, tokens) = (seq.clone(), tokens.to_vec());
-                let options = open_options(namespace, *priority, wait);
+                let options = open_options(namespace, *priority, session.as_deref(), wait);
                 Box::pin(async move { Ended::opened(seq, handle.open(tokens, options).await) })
             }
             Operation::Extend { seq, count } => {
@@ -64,8 +64,8 @@ impl Runner {
                     Ended::from(result).with(Restored::Sequence(seq, sequence))
                 })
             }
-            Operation::Insert { tokens, state, namespace, priority } => {
-                let options = open_options(namespace, *priority, wait);
+            Operation::Insert { tokens, state, namespace, priority, session } => {
+                let options = open_options(namespace, *priority, session.as_deref(), wait);
                 let (tokens, publishing) = (tokens.to_vec(), publishing(*state));
                 Box::pin(async move { insert(&handle, tokens, options, publishing).await })
             }
@@ -114,8 +114,9 @@ async fn insert(
 fn open_options(
     namespace: &Namespace,
     priority: Option<i64>,
+    session: Option<&str>,
     wait: Option<Duration>,
 ) -> OpenOptions {
-    let priority = priority.unwrap_or_default();
-    OpenOptions { namespace: namespace_of(namespace), wait, priority }
+    let (priority, session) = (priority.unwrap_or_default(), session.map(Into::into));
+    OpenOptions { namespace: namespace_of(namespace), wait, priority, session }
 }

@@ -20,6 +20,8 @@ pub enum Operation {
         namespace: Namespace,
         /// For the `priority` policy.
         priority: Option<i64>,
+        /// The session that it belongs to.
+        session: Option<String>,
     },
     /// Allocate and fill prompt tokens.
     Extend {
@@ -75,6 +77,15 @@ pub enum Operation {
         namespace: Namespace,
         /// For the `priority` policy.
         priority: Option<i64>,
+        /// The session that it belongs to.
+        session: Option<String>,
+    },
+    /// End a session.
+    CloseSession {
+        /// The session.
+        session: String,
+        /// Whose.
+        namespace: Namespace,
     },
     /// A second continuation that shares the pages so far.
     Fork {
@@ -263,6 +274,7 @@ impl Operation {
             Operation::Drop { .. } => "drop",
             Operation::Cached { .. } => "cached",
             Operation::Insert { .. } => "insert",
+            Operation::CloseSession { .. } => "close_session",
             Operation::Fork { .. } => "fork",
             Operation::Truncate { .. } => "truncate",
             Operation::Park { .. } => "park",
@@ -307,6 +319,7 @@ impl Operation {
                 tokens: keys.tokens()?,
                 namespace: keys.namespace()?,
                 priority: keys.maybe("priority", Node::i64)?,
+                session: keys.maybe("session", Node::name)?,
             },
             "extend" => {
                 Operation::Extend { seq: keys.name("seq")?, count: keys.maybe("count", Node::u32)? }
@@ -333,6 +346,11 @@ impl Operation {
                 state: keys.state()?,
                 namespace: keys.namespace()?,
                 priority: keys.maybe("priority", Node::i64)?,
+                session: keys.maybe("session", Node::name)?,
+            },
+            "close_session" => Operation::CloseSession {
+                session: keys.name("session")?,
+                namespace: keys.namespace()?,
             },
             "fork" => Operation::Fork { seq: keys.name("seq")?, child: keys.name("as")? },
             "truncate" => {
@@ -445,15 +463,16 @@ impl Namespace {
 }
 
 /// Every operation's own keys, required or not.
-const KEYS: [(&str, &[&str]); 27] = [
-    ("open", &["seq", "tokens", "namespace", "priority"]),
+const KEYS: [(&str, &[&str]); 28] = [
+    ("open", &["seq", "tokens", "namespace", "priority", "session"]),
     ("extend", &["seq", "count"]),
     ("append", &["seq", "tokens", "draft"]),
     ("checkpoint", &["seq", "state"]),
     ("finish", &["seq", "cache", "state"]),
     ("drop", &["seq"]),
     ("cached", &["tokens", "namespace"]),
-    ("insert", &["tokens", "state", "namespace", "priority"]),
+    ("insert", &["tokens", "state", "namespace", "priority", "session"]),
+    ("close_session", &["session", "namespace"]),
     ("fork", &["seq", "as"]),
     ("truncate", &["seq", "count"]),
     ("park", &["seq", "cache"]),

@@ -269,6 +269,10 @@ impl Runner {
                 self.gates.insert(gate.clone(), closed);
                 Ok(())
             }
+            Operation::CloseSession { session, namespace } => {
+                let (namespace, session) = (namespace_of(namespace), session.as_str().into());
+                self.handle.close_session(namespace, session).await
+            }
             Operation::Ungate { gate } => {
                 let closed = self.gates.remove(gate).ok_or_else(|| unknown("gate", gate))?;
                 closed.open().await
