@@ -1,5 +1,5 @@
 //! The radix tree against a list of cached pages: one entry for every cached prefix of whole pages, scanned. Matches,
-//! counters, locks and victims agree, under every policy. `KVTIDE_SEEDS=n` runs that many seeds, `KVTIDE_STEPS=n` so many
+//! counters, locks and victims agree, under every policy. `KVTIDE_SEEDS=n` so many seeds, `KVTIDE_STEPS=n` as many
 //! operations of each, `KVTIDE_SEED=n` starts at that one.
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
