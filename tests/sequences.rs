@@ -6,10 +6,11 @@ mod rig;
 
 use kvtide::config::Config;
 use kvtide::error::AllocError;
+use kvtide::handle::Sequence;
 use kvtide::message::Publishing;
 use kvtide_core::chain::Grow;
 use kvtide_core::unit::Tokens;
-use rig::{LONG, Rig, config, full, on_both, run, state, swa, tokens};
+use rig::{LONG, Rig, config, full, on_both, run, state, swa, tokens, with};
 
 /// Full pages below, a window of `window` tokens in the middle, states above; room enough.
 fn roomy(page: u32, window: u32) -> Config {
@@ -147,5 +148,87 @@ fn a_window_given_back_is_not_to_be_had_again() {
         sequence.truncate(Tokens(6)).await.unwrap();
         drop(sequence);
         rig.rests().await;
+    });
+}
+
+/// Numbers that look random.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u32) -> u32 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) % u64::from(bound)) as u32
+    }
+}
+
+/// Everything that a scheduler does with sequences, in an arena that is short of memory, checked after every step.
+async fn muddle(config: Config, seed: u64) {
+    let rig = Rig::start(config).await;
+    let mut random = Random(seed);
+    let (mut sequences, mut held, mut steps): (Vec<Sequence>, Vec<_>, Vec<_>) = Default::default();
+    for _ in 0..60 {
+        let open = sequences.len();
+        let place = random.below(open.max(1) as u32) as usize;
+        let (action, count) = (random.below(15), random.below(7));
+        let publishing = [Publishing::PagesAndState, Publishing::Pages, Publishing::Nothing]
+            [random.below(3) as usize];
+        match (action, sequences.get_mut(place)) {
+            (0 | 1, _) if open < 5 => {
+                let opened = rig.open(tokens(100 * random.below(2), 1 + 2 * count)).await;
+                sequences.extend(opened);
+            }
+            (2, Some(sequence)) => drop(sequence.extend(None, None).await),
+            (3, Some(sequence)) => drop(sequence.extend(Some(Tokens(1)), None).await),
+            (4, Some(sequence)) => drop(sequence.append(tokens(30, 1 + count), None).await),
+            (5, Some(sequence)) => drop(sequence.draft(tokens(40, 1 + count), None).await),
+            (6 | 7, Some(sequence)) => {
+                let forked = sequence.fork(None).await;
+                if let (Ok(forked), true) = (forked, open < 6) {
+                    sequences.push(forked);
+                }
+            }
+            (8, Some(sequence)) => drop(sequence.truncate(Tokens(2 * count)).await),
+            (9, Some(sequence)) => drop(sequence.park(publishing).await),
+            (10, Some(sequence)) => drop(sequence.resume(None).await),
+            (11, Some(sequence)) => drop(sequence.checkpoint(publishing, None).await),
+            (12, Some(_)) => {
+                let sequence = sequences.swap_remove(place);
+                if count > 2 {
+                    sequence.finish(publishing).await.unwrap();
+                } else {
+                    sequence.close().await.unwrap();
+                }
+            }
+            (13, Some(sequence)) if steps.len() < 2 => {
+                steps.extend(rig.handle.begin_step(&[&*sequence]).await);
+            }
+            _ if count == 0 => drop(rig.handle.flush().await.unwrap()),
+            _ if count == 1 => steps.clear(),
+            _ if count < 4 => held.clear(),
+            _ => held.extend(rig.reserve(&[("full", count)], None).await),
+        }
+        rig.handle.settle().await.unwrap();
+        rig.handle.verify().await.unwrap_or_else(|e| panic!("seed {seed}, action {action}: {e}"));
+    }
+    drop((sequences, held, steps));
+    rig.rests().await;
+}
+
+#[test]
+fn any_muddle_of_operations_keeps_every_invariant() {
+    let three = || {
+        let pools = vec![full(Grow::Up, 64), swa(3, Grow::Float, 32), state(Grow::Down, 96)];
+        config(1_600, 2, pools)
+    };
+    let one = || config(20 * 32, 1, vec![full(Grow::Up, 32)]);
+    let window = || config(1_024, 4, vec![full(Grow::Up, 64), swa(5, Grow::Down, 32)]);
+    run(async {
+        for seed in 0..60 {
+            muddle(three(), seed).await;
+            muddle(with(three(), "compaction", "eager"), seed).await;
+            muddle(one(), seed).await;
+            muddle(window(), seed).await;
+        }
     });
 }

@@ -11,6 +11,7 @@ use kvtide::device::Fault;
 use kvtide::handle::{OpenOptions, Reservation, Sequence};
 use kvtide::message::Publishing;
 use kvtide_core::chain::Grow;
+use kvtide_core::unit::Tokens;
 use rig::{LONG, Rig, SHORT, config, full, on_both, poll_then_drop, state, times, tokens, with};
 
 /// A call to be given up.
@@ -25,9 +26,14 @@ enum Call {
     BeginStep,
     CloseMoves,
     Compact,
+    Truncate,
+    Park,
+    Resume,
+    Fork,
+    Overwrite,
 }
 
-const CALLS: [Call; 9] = [
+const CALLS: [Call; 14] = [
     Call::Open,
     Call::Extend,
     Call::Append,
@@ -37,6 +43,11 @@ const CALLS: [Call; 9] = [
     Call::BeginStep,
     Call::CloseMoves,
     Call::Compact,
+    Call::Truncate,
+    Call::Park,
+    Call::Resume,
+    Call::Fork,
+    Call::Overwrite,
 ];
 
 /// What becomes of copies while the call is under way.
@@ -91,6 +102,21 @@ impl Cramped {
             }
             Call::Append => {
                 poll_then_drop(sequence.append(tokens(90, 9), LONG), polls).await.is_some()
+            }
+            Call::Truncate => poll_then_drop(sequence.truncate(Tokens(3)), polls).await.is_some(),
+            Call::Park => {
+                poll_then_drop(sequence.park(Publishing::PagesAndState), polls).await.is_some()
+            }
+            Call::Resume => {
+                sequence.park(Publishing::Nothing).await.unwrap();
+                poll_then_drop(sequence.resume(LONG), polls).await.is_some()
+            }
+            Call::Fork => poll_then_drop(sequence.fork(LONG), polls).await.is_some(),
+            Call::Overwrite => {
+                // Its page under way is the cache's: it has to be copied.
+                sequence.checkpoint(Publishing::Pages, None).await.unwrap();
+                sequence.truncate(Tokens(5)).await.unwrap();
+                poll_then_drop(sequence.extend(None, LONG), polls).await.is_some()
             }
             Call::Checkpoint => {
                 let checkpoint = sequence.checkpoint(Publishing::PagesAndState, LONG);

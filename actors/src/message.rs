@@ -176,6 +176,12 @@ pub(crate) enum Request {
         deadline: Option<Instant>,
         reply: Reply<Vec<Appended>>,
     },
+    Fork {
+        id: SequenceId,
+        child: SequenceId,
+        deadline: Option<Instant>,
+        reply: Reply<Receipt>,
+    },
     Park {
         id: SequenceId,
         publishing: Publishing,
@@ -274,6 +280,7 @@ impl Request {
             Request::Open { .. } => "open",
             Request::Extend { .. } => "extend",
             Request::Append { .. } => "append",
+            Request::Fork { .. } => "fork",
             Request::Park { .. } => "park",
             Request::Resume { .. } => "resume",
             Request::Truncate { .. } => "truncate",
@@ -302,6 +309,7 @@ impl Request {
         match self {
             Request::Open { id, .. }
             | Request::Extend { id, .. }
+            | Request::Fork { id, .. }
             | Request::Park { id, .. }
             | Request::Resume { id, .. }
             | Request::Truncate { id, .. }

@@ -8,6 +8,7 @@
 //! tokens  0                              boundary            computed rounded down   computed
 //! ```
 
+mod fork;
 mod park;
 mod truncate;
 

@@ -17,6 +17,12 @@ impl Ordinals {
         (0..count.min(POOLS_MAX)).collect()
     }
 
+    /// Those of either.
+    #[must_use]
+    pub fn union(self, other: Ordinals) -> Ordinals {
+        Ordinals(self.0 | other.0)
+    }
+
     /// Whether nothing is in it.
     #[must_use]
     pub const fn is_empty(self) -> bool {

@@ -22,6 +22,7 @@ impl Allocator {
         let states = || kvtide_core::demand::ExactDemand::for_state(&self.chain).demand();
         match &mut job.work {
             Work::Open(work) => Ok(work.running.is_empty().then(states).filter(|d| !d.is_empty())),
+            Work::Fork(work) => Ok(work.running.is_empty().then(states).filter(|d| !d.is_empty())),
             Work::Checkpoint(work) => Ok(work.slots.is_empty().then(states)),
             Work::Extend(work) => {
                 let Some(demand) = work.demand.as_ref().map(|demand| demand.pages()) else {

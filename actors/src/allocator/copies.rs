@@ -27,6 +27,10 @@ impl Allocator {
     fn state_copies(&self, job: &Job) -> Vec<(PoolId, VirtId, VirtId)> {
         let (from, to) = match &job.work {
             Work::Open(work) => (work.matched.states.as_deref().unwrap_or(&[]), &work.running),
+            Work::Fork(work) => match self.sequences.get(&work.parent) {
+                Some(slot) => (slot.sequence.running(), &work.running),
+                None => return Vec::new(),
+            },
             Work::Checkpoint(work) => match self.sequences.get(&work.id) {
                 Some(slot) => (slot.sequence.running(), &work.slots),
                 None => return Vec::new(),

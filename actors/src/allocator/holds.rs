@@ -2,12 +2,12 @@
 
 use kameo::actor::ActorRef;
 use kvtide_core::demand::AnyDemand;
-use kvtide_core::unit::{Bytes, Pages, PoolId};
+use kvtide_core::unit::{Bytes, Pages, PoolId, VirtId};
 use tokio::time::Instant;
 
 use super::append::unknown;
 use super::job::{Purpose, ReserveWork, Work};
-use super::{Allocator, Gate, Packing, Progress, Step, gone};
+use super::{Allocator, Gate, Hold, Packing, Progress, Step, gone};
 use crate::error::AllocError;
 use crate::message::{
     Begun, GateKey, Gone, Left, PageTable, Receipt, Reply, Request, ReservationId, Returned,
@@ -173,7 +173,7 @@ impl Allocator {
         let mut locks = Vec::new();
         for &sequence in &ids {
             match self.lock_again(sequence).await {
-                Ok(lock) => locks.push((Some(sequence), lock)),
+                Ok(lock) => locks.push(self.hold(sequence, lock)),
                 Err(error) => {
                     self.steps.insert(id, Step { lease, locks });
                     self.end_step(id).await;
@@ -188,7 +188,17 @@ impl Allocator {
         }
     }
 
-    async fn lock_again(&mut self, id: SequenceId) -> Result<kvtide_core::tree::Lock, AllocError> {
+    /// A lease's hold on what a sequence has now.
+    fn hold(&self, id: SequenceId, lock: kvtide_core::tree::Lock) -> Hold {
+        let own = self.sequences.get(&id).map(|slot| slot.sequence.own());
+        let own = own.unwrap_or_default().iter().map(|page| page.virt).collect();
+        Hold { sequence: Some(id), own, lock }
+    }
+
+    pub(super) async fn lock_again(
+        &mut self,
+        id: SequenceId,
+    ) -> Result<kvtide_core::tree::Lock, AllocError> {
         let slot = self.sequences.get_mut(&id).ok_or_else(|| unknown(id))?;
         let lock = slot.sequence.take_lock();
         let (first, second) = self.radix.ask(radix::LockAgain(lock)).await.map_err(gone)?.0;
@@ -198,23 +208,42 @@ impl Allocator {
         Ok(second)
     }
 
-    /// Lets open leases of a sequence hold what it just published, where its pages still are theirs to read.
-    pub(super) async fn extend_lease_locks(&mut self, id: SequenceId) -> Result<(), AllocError> {
-        let held = |step: &Step| step.locks.iter().any(|(sequence, _)| *sequence == Some(id));
-        let steps: Vec<StepId> =
-            self.steps.iter().filter(|(_, step)| held(step)).map(|(&step, _)| step).collect();
+    /// Lets open leases hold what a sequence just published, where its pages still are theirs to read: leases of the
+    /// sequence, and of others that had any of `pages`.
+    pub(super) async fn extend_lease_locks(
+        &mut self,
+        id: SequenceId,
+        pages: &[VirtId],
+    ) -> Result<(), AllocError> {
+        let steps: Vec<StepId> = self.steps.keys().copied().collect();
         for step in steps {
-            let Some(slot) = self.sequences.get_mut(&id) else { return Ok(()) };
-            let Some(step) = self.steps.get_mut(&step) else { continue };
-            let Some(place) = step.locks.iter().position(|(sequence, _)| *sequence == Some(id))
-            else {
-                continue;
-            };
-            let (_, held) = step.locks.swap_remove(place);
-            let question = radix::LockOn { held, lock: slot.sequence.take_lock() };
-            let (lock, moved) = self.radix.ask(question).await.map_err(gone)?.0;
-            slot.sequence.put_lock(lock);
-            step.locks.push((Some(id), moved));
+            let Some(found) = self.steps.get_mut(&step) else { continue };
+            let mut holds = std::mem::take(&mut found.locks);
+            for mut hold in std::mem::take(&mut holds) {
+                let follows = hold.sequence == Some(id);
+                if follows || hold.own.iter().any(|own| pages.contains(own)) {
+                    let mut held = hold.lock;
+                    if !follows {
+                        // What it has may lie on another path by now: that stays held too.
+                        let (first, second) =
+                            self.radix.ask(radix::LockAgain(held)).await.map_err(gone)?.0;
+                        holds.push(Hold { sequence: None, own: Vec::new(), lock: first });
+                        held = second;
+                    }
+                    let slot = self.sequences.get_mut(&id).ok_or_else(|| unknown(id))?;
+                    let lock = slot.sequence.take_lock();
+                    let answer = self.radix.ask(radix::LockOn { held, lock }).await;
+                    let (lock, moved) = answer.map_err(gone)?.0;
+                    if let Some(slot) = self.sequences.get_mut(&id) {
+                        slot.sequence.put_lock(lock);
+                    }
+                    hold.lock = moved;
+                }
+                holds.push(hold);
+            }
+            if let Some(found) = self.steps.get_mut(&step) {
+                found.locks = holds;
+            }
         }
         Ok(())
     }
@@ -229,7 +258,7 @@ impl Allocator {
             }
             let lock = self.lock_again(id).await?;
             if let Some(found) = self.steps.get_mut(&step) {
-                found.locks.push((Some(id), lock));
+                found.locks.push(Hold { sequence: Some(id), own: Vec::new(), lock });
             }
         }
         Ok(())
@@ -238,9 +267,9 @@ impl Allocator {
     /// Has a lease's hold stay where it is, wherever its sequence goes.
     pub(super) fn stop_following(&mut self, step: StepId, id: SequenceId) -> Followed {
         let locks = self.steps.get_mut(&step).map(|step| step.locks.iter_mut());
-        match locks.and_then(|mut locks| locks.find(|lock| lock.0 == Some(id))) {
+        match locks.and_then(|mut locks| locks.find(|hold| hold.sequence == Some(id))) {
             Some(followed) => {
-                followed.0 = None;
+                followed.sequence = None;
                 Followed::Before
             }
             None => Followed::Never,
@@ -273,7 +302,7 @@ impl Allocator {
         let Some(step) = self.steps.remove(&id) else { return };
         let ended = self.arena.end_lease(step.lease);
         debug_assert!(ended.is_ok(), "I6: a step ends its lease once");
-        let locks = step.locks.into_iter().map(|(_, lock)| lock).collect();
+        let locks = step.locks.into_iter().map(|hold| hold.lock).collect();
         let _ = self.radix.tell(radix::Unlock(locks)).send().await;
         self.note_progress();
     }

@@ -1,6 +1,6 @@
 //! Questions that change nothing, and the numbers in refusals.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kvtide_core::arena::{Question, Victims};
@@ -197,8 +197,22 @@ impl Allocator {
             Ok(())
         };
         claim(&mut cached.iter().copied(), "the tree")?;
-        for (id, slot) in &self.sequences {
-            claim(&mut slot.sequence.owned(&self.chain).into_iter(), &format!("{id:?}"))?;
+        let mut sharers: BTreeMap<(PoolId, VirtId), u32> = BTreeMap::new();
+        for slot in self.sequences.values() {
+            for page in slot.sequence.owned(&self.chain) {
+                *sharers.entry(page).or_default() += 1;
+            }
+        }
+        claim(&mut sharers.keys().copied(), "sequences")?;
+        sharers.retain(|_, count| {
+            *count -= 1;
+            *count > 0
+        });
+        if sharers != self.shares {
+            return Err(format!(
+                "I4 references: forks share {sharers:?}, but {:?} are counted",
+                self.shares
+            ));
         }
         for (id, reserved) in &self.reservations {
             claim(&mut reserved.pages(&self.chain).into_iter(), &format!("{id:?}"))?;

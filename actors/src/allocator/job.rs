@@ -76,6 +76,7 @@ pub(super) enum Priority {
 /// What the pages are for.
 pub(super) enum Work {
     Open(OpenWork),
+    Fork(ForkWork),
     Extend(ExtendWork),
     Append(AppendWork),
     Checkpoint(CheckpointWork),
@@ -91,6 +92,14 @@ pub(super) struct OpenWork {
     pub(super) lock: Lock,
     pub(super) running: Vec<VirtId>,
     pub(super) reply: Reply<Opened>,
+}
+
+/// A second continuation of a sequence, its running state to be allocated.
+pub(super) struct ForkWork {
+    pub(super) parent: SequenceId,
+    pub(super) child: SequenceId,
+    pub(super) running: Vec<VirtId>,
+    pub(super) reply: Reply<Receipt>,
 }
 
 /// A sequence to be extended to `target` computed tokens.
@@ -180,6 +189,7 @@ impl Work {
     pub(super) fn is_abandoned(&self) -> bool {
         match self {
             Work::Open(work) => work.reply.is_closed(),
+            Work::Fork(work) => work.reply.is_closed(),
             Work::Extend(work) => work.reply.is_closed(),
             Work::Append(work) => work.reply.is_closed(),
             Work::Checkpoint(work) => work.reply.is_closed(),
@@ -200,6 +210,7 @@ impl Job {
         let copy = self.copy.iter().flat_map(|copy| copy.pages(chain));
         let slots = match &self.work {
             Work::Open(work) => &work.running,
+            Work::Fork(work) => &work.running,
             Work::Checkpoint(work) => &work.slots,
             Work::Reserve(work) => {
                 return work.held.as_ref().map(|held| held.pages(chain)).unwrap_or_default();

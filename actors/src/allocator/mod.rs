@@ -11,6 +11,7 @@
 mod allocate;
 mod append;
 mod copies;
+mod fork;
 mod holds;
 mod inspect;
 mod job;
@@ -85,6 +86,8 @@ pub(crate) struct Allocator {
     policy: Policy,
     arena: Arena,
     sequences: BTreeMap<SequenceId, Slot>,
+    /// Pages that forks share: how many sequences more than one.
+    shares: BTreeMap<(PoolId, VirtId), u32>,
     reservations: BTreeMap<ReservationId, Reserved>,
     steps: BTreeMap<StepId, Step>,
     gates: BTreeMap<GateKey, Gate>,
@@ -147,8 +150,16 @@ enum Activity {
 /// A lease: pages held in the arena, prefixes locked in the tree.
 struct Step {
     lease: LeaseId,
-    /// With the sequence whose hold each follows; none once that has gone back to where it came from.
-    locks: Vec<(Option<SequenceId>, Lock)>,
+    locks: Vec<Hold>,
+}
+
+/// A lease's hold on the tree.
+struct Hold {
+    /// Whose hold it follows; nobody's once that has gone back to where it came from.
+    sequence: Option<SequenceId>,
+    /// Pages that were nobody's but sequences' when the lease began: it follows them when they are published.
+    own: Vec<VirtId>,
+    lock: Lock,
 }
 
 /// A closed gate.
@@ -216,6 +227,7 @@ impl Allocator {
             chain,
             policy,
             sequences: BTreeMap::new(),
+            shares: BTreeMap::new(),
             reservations: BTreeMap::new(),
             steps: BTreeMap::new(),
             gates: BTreeMap::new(),
@@ -246,6 +258,7 @@ impl Allocator {
             }
             Request::Extend { .. }
             | Request::Append { .. }
+            | Request::Fork { .. }
             | Request::Park { .. }
             | Request::Resume { .. }
             | Request::Truncate { .. }
@@ -292,9 +305,12 @@ impl Allocator {
         self.next
     }
 
-    /// Frees pages, and notes that somebody may have waited for them.
+    /// Frees pages, and notes that somebody may have waited for them. What forks share is free once the last gives it up.
     fn free(&mut self, pages: impl IntoIterator<Item = (PoolId, VirtId)>) {
         for (pool, virt) in pages {
+            if self.gives_up_share(pool, virt) {
+                continue;
+            }
             let freed = self.arena.free(pool, virt);
             debug_assert!(freed.is_ok(), "I4: only an owner frees a page");
             self.progress = Progress::Memory;

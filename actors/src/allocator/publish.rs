@@ -70,13 +70,14 @@ impl Allocator {
         states: Option<Vec<VirtId>>,
     ) -> Result<(), AllocError> {
         let slot = self.sequences.get_mut(&id).ok_or_else(|| unknown(id))?;
-        let publication = slot.sequence.publication(&self.chain);
+        let mut publication = slot.sequence.publication(&self.chain);
         // With nothing new, a session's hold moves all the same.
         let nothing_new = publication.pages.is_empty() && states.is_none();
         if nothing_new && !slot.sequence.has_session() {
             return Ok(());
         }
         let lock = slot.sequence.take_lock();
+        self.join_windows(&mut publication);
         let pages = publication.pages.clone();
         let question = radix::Publish {
             lock,
@@ -86,6 +87,7 @@ impl Allocator {
         };
         let published = self.radix.ask(question).await.map_err(gone)?.0;
         for (page, fate) in pages.iter().zip(&published.fates) {
+            self.forget_shares(page.virt);
             self.settle_fate(page.virt, page.windows, fate);
         }
         if let Some(states) = states {
@@ -97,7 +99,9 @@ impl Allocator {
         if let Some(slot) = self.sequences.get_mut(&id) {
             slot.sequence.published(published.lock, &published.fates);
         }
-        self.extend_lease_locks(id).await?;
+        let virts: Vec<VirtId> = pages.iter().map(|page| page.virt).collect();
+        self.extend_lease_locks(id, &virts).await?;
+        self.publish_forks(id, &virts, &published.fates).await?;
         // What was this sequence's alone may now be another's to evict.
         self.note_progress();
         Ok(())

@@ -76,6 +76,7 @@ impl Allocator {
     pub(super) async fn serve_sequence(&mut self, request: Request, me: &ActorRef<Self>) {
         let named = match &request {
             Request::Extend { id, .. }
+            | Request::Fork { id, .. }
             | Request::Park { id, .. }
             | Request::Resume { id, .. }
             | Request::Truncate { id, .. }
@@ -109,6 +110,9 @@ impl Allocator {
             }
             Request::Checkpoint { id, publishing, deadline, reply } => {
                 self.checkpoint(id, publishing, deadline, reply, me).await;
+            }
+            Request::Fork { id, child, deadline, reply } => {
+                self.fork(id, child, deadline, reply, me).await;
             }
             Request::Park { id, publishing, reply } => {
                 let result = self.park(id, publishing).await;
@@ -185,6 +189,7 @@ impl Allocator {
         }
         match &mut job.work {
             Work::Open(work) => work.running = self.slots_of(&grant),
+            Work::Fork(work) => work.running = self.slots_of(&grant),
             Work::Checkpoint(work) => work.slots = self.slots_of(&grant),
             Work::Extend(work) => {
                 work.demand = None;
@@ -231,6 +236,7 @@ impl Allocator {
         let receipt = job.receipt;
         match job.work {
             Work::Open(work) => self.answer_open(work, receipt).await,
+            Work::Fork(work) => self.answer_fork(work, receipt).await,
             Work::Extend(work) => {
                 if work.reply.send(Ok(receipt)).is_err() {
                     self.undo_extend(work.id, work.before);
@@ -304,6 +310,13 @@ impl Allocator {
                 let _ = work.reply.send(Err(error));
                 // Of a resume: it stays parked.
                 self.release_slot(work.id).await;
+                None
+            }
+            Work::Fork(work) => {
+                let pools: Vec<PoolId> = self.chain.states().to_vec();
+                self.free(pools.into_iter().zip(work.running));
+                let _ = work.reply.send(Err(error));
+                self.release_slot(work.parent).await;
                 None
             }
             Work::Extend(work) => {

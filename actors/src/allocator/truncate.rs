@@ -65,6 +65,9 @@ impl Allocator {
     pub(super) fn copy_wanted(&self, id: SequenceId) -> Option<PageCopy> {
         match self.sequences.get(&id)?.sequence.page_under_way(&self.chain) {
             PageUnderWay::Tree(from) => Some(PageCopy { id, from, to: None }),
+            PageUnderWay::Own(page) if self.is_shared(page.virt) => {
+                Some(PageCopy { id, from: page.virt, to: None })
+            }
             PageUnderWay::None | PageUnderWay::Own(_) => None,
         }
     }

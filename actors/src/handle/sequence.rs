@@ -9,7 +9,7 @@ use kvtide_core::unit::{Token, Tokens};
 use super::{GiveBack, deadline};
 use crate::error::{AllocError, ServiceError};
 use crate::message::{
-    AppendItem, Appended, Matched, Publishing, Receipt, Request, SequenceId, Shedding,
+    AppendItem, Appended, Matched, Publishing, Receipt, Request, Returned, SequenceId, Shedding,
 };
 use crate::service::Shared;
 
@@ -112,6 +112,20 @@ impl Sequence {
         let (items, deadline) = (vec![item], deadline(wait));
         let done = self.shared.ask(|reply| Request::Append { items, deadline, reply }).await?;
         done.into_iter().next().ok_or(AllocError::Service(ServiceError::Reset))
+    }
+
+    /// A second continuation: both share all pages so far, and whoever writes to a page under way first gets a copy of it.
+    /// The new one has running state slots of its own, copied.
+    ///
+    /// # Errors
+    /// Any [`AllocError`] of an allocation. Nothing changes then.
+    pub async fn fork(&mut self, wait: Option<Duration>) -> Result<Sequence, AllocError> {
+        let (id, child) = (self.id, SequenceId(self.shared.fresh()));
+        let back = self.shared.giveback(Returned::Sequence(child));
+        let deadline = deadline(wait);
+        let receipt = self.shared.ask(|reply| Request::Fork { id, child, deadline, reply }).await?;
+        let (matched, shared) = (self.matched, Arc::clone(&self.shared));
+        Ok(Sequence { id: child, matched, receipt, shared, back })
     }
 
     /// Gives all its memory back and keeps its tokens, having published as asked. Until it is resumed it can only be

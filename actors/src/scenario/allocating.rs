@@ -35,6 +35,18 @@ impl Runner {
                     Ended::from(result).with(Restored::Sequence(seq, sequence))
                 })
             }
+            Operation::Fork { seq, child } => {
+                self.vacant(&self.sequences, "sequence", child)?;
+                let (seq, mut sequence) = self.claim_sequence(seq)?;
+                let child = child.clone();
+                Box::pin(async move {
+                    match sequence.fork(wait).await {
+                        Ok(forked) => Ended::receipt(forked.receipt())
+                            .with(Restored::Fork([(seq, sequence), (child, forked)])),
+                        Err(error) => Ended::failed(error).with(Restored::Sequence(seq, sequence)),
+                    }
+                })
+            }
             Operation::Resume { seq } => {
                 let (seq, mut sequence) = self.claim_sequence(seq)?;
                 Box::pin(async move {

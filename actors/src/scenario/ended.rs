@@ -22,6 +22,7 @@ pub(super) struct Ended {
 pub(super) enum Restored {
     None,
     Sequence(String, Sequence),
+    Fork([(String, Sequence); 2]),
     Reservation(String, Reservation),
 }
 

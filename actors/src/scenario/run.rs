@@ -150,6 +150,7 @@ impl Runner {
         match restored {
             Restored::None => {}
             Restored::Sequence(name, sequence) => drop(self.sequences.insert(name, sequence)),
+            Restored::Fork(both) => self.sequences.extend(both),
             Restored::Reservation(name, held) => drop(self.reservations.insert(name, held)),
         }
     }
@@ -177,6 +178,7 @@ impl Runner {
             | Operation::Checkpoint { .. }
             | Operation::Insert { .. }
             | Operation::Resume { .. }
+            | Operation::Fork { .. }
             | Operation::Reserve { .. } => match self.allocating(&step.operation, step.waiting) {
                 Ok(doing) => return doing.await,
                 Err(error) => Err(error),
@@ -398,7 +400,9 @@ fn unknown(what: &str, name: &str) -> AllocError {
 /// What an operation calls what it makes, by kind and name.
 fn new_name(operation: &Operation) -> Option<String> {
     match operation {
-        Operation::Open { seq, .. } => Some(format!("sequence {seq}")),
+        Operation::Open { seq, .. } | Operation::Fork { child: seq, .. } => {
+            Some(format!("sequence {seq}"))
+        }
         Operation::Reserve { reservation, .. } => Some(format!("reservation {reservation}")),
         _ => None,
     }
