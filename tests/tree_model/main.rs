@@ -116,6 +116,7 @@ fn settings(random: &mut Random) -> TreeSettings {
         slru_protected_hits: 1 + random.below(3),
         tlru_latency: Tokens(random.below(40)),
         tlru_next_prompt: Tokens(random.below(20)),
+        ..TreeSettings::default()
     }
 }
 
@@ -206,7 +207,7 @@ impl Run {
         }
         let priority = i64::from(self.random.below(3)) - 1;
         let (lock, found) = self.tree.lock_match(&namespace, &tokens);
-        let lock = lock.used_by(User { priority });
+        let lock = lock.used_by(User { priority, ..User::default() });
         self.tree.mark_used(&lock);
         assert_eq!(found, self.model.find(&namespace, &tokens));
         assert_eq!(lock.boundary(), found.pages);
