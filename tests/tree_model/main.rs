@@ -1,18 +1,21 @@
-//! The radix tree against a list of cached pages: one entry for every cached prefix of whole pages, scanned.
+//! The radix tree against a list of cached pages: one entry for every cached prefix of whole pages, scanned. Matches,
+//! counters, locks and victims agree, under every policy. `KVTIDE_SEEDS=n` so many seeds, `KVTIDE_STEPS=n` as many
+//! operations of each, `KVTIDE_SEED=n` starts at that one.
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
 mod model;
+mod victims;
 
 use kvtide_core::chain::{Chain, Grow, PoolKind, PoolSpec};
 use kvtide_core::demand::Demand;
 use kvtide_core::fit::Geometry;
 use kvtide_core::tree::{
-    Detached, Fate, Lock, Namespace, Ordinals, OwnPage, PlanRequest, Prefer, Quota, Tree,
-    TreeSettings,
+    Detached, Fate, Lock, Namespace, Ordinals, OwnPage, PlanRequest, PolicyKind, Prefer, Quota,
+    Record, Tree, TreeSettings, User,
 };
 use kvtide_core::unit::{Bytes, Pages, PerPool, PoolId, Token, Tokens, VirtId};
-use model::{Held, Key, Model, Page};
+use model::{Held, Key, Model, Page, Use, Used};
 use std::collections::BTreeMap;
 
 /// A seeded generator (splitmix64), so that a failing seed can be run again.
@@ -42,10 +45,15 @@ struct Sequence {
     namespace: Namespace,
     tokens: Vec<Token>,
     lock: Lock,
+    priority: i64,
 }
 
-/// A victim's place, and the page itself if it is a full page.
-type Taken = (PoolId, VirtId, Key, Option<Page>);
+/// A victim's place, and the page itself if it is a full page, with whether an edge started there.
+type Taken = (PoolId, VirtId, Key, Option<(Page, bool)>);
+
+/// Seeds run, and operations of each, unless `KVTIDE_SEEDS` and `KVTIDE_STEPS` say otherwise.
+const SEEDS: u64 = 700;
+const STEPS: u64 = 200;
 
 /// How often the interesting things happened.
 #[derive(Clone, Copy, Debug, Default)]
@@ -63,6 +71,7 @@ struct Run {
     seen: Seen,
     random: Random,
     tree: Tree,
+    settings: TreeSettings,
     model: Model,
     sequences: Vec<Sequence>,
     detached: Option<(Detached, Vec<Taken>)>,
@@ -90,18 +99,41 @@ fn chain(page_tokens: u32, windows: &[u32], states: usize) -> Chain {
     Chain::new(Bytes(400), Tokens(page_tokens), None, pools).unwrap()
 }
 
+const POLICIES: [PolicyKind; 8] = [
+    PolicyKind::Lru,
+    PolicyKind::Lfu,
+    PolicyKind::Fifo,
+    PolicyKind::Mru,
+    PolicyKind::Filo,
+    PolicyKind::Priority,
+    PolicyKind::Slru,
+    PolicyKind::Tlru,
+];
+
+fn settings(random: &mut Random) -> TreeSettings {
+    TreeSettings {
+        policy: POLICIES[random.below(8) as usize],
+        slru_protected_hits: 1 + random.below(3),
+        tlru_latency: Tokens(random.below(40)),
+        tlru_next_prompt: Tokens(random.below(20)),
+        ..TreeSettings::default()
+    }
+}
+
 impl Run {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
-        let page_tokens = [1, 4, 16][random.below(3) as usize];
+        let page_tokens = [1, 4, 16, 128][random.below(4) as usize];
+        let settings = settings(&mut random);
         let windows: Vec<u32> =
             (0..random.below(3)).map(|_| 1 + random.below(4 * page_tokens)).collect();
         let chain = chain(page_tokens, &windows, random.below(3) as usize);
         Run {
             seen: Seen::default(),
             random,
-            tree: Tree::new(&chain, TreeSettings::default()),
-            model: Model { chain, pages: BTreeMap::new(), held: BTreeMap::new() },
+            tree: Tree::new(&chain, settings),
+            settings,
+            model: Model { chain, pages: BTreeMap::new(), held: BTreeMap::new(), clock: 0 },
             sequences: Vec::new(),
             detached: None,
             next_virt: 0,
@@ -173,10 +205,17 @@ impl Run {
         if self.random.one_in(2) {
             tokens.push(1);
         }
-        let (lock, found) = self.tree.open(&namespace, &tokens);
+        let priority = i64::from(self.random.below(3)) - 1;
+        let (lock, found) = self.tree.lock_match(&namespace, &tokens);
+        let lock = lock.used_by(User { priority, ..User::default() });
+        self.tree.mark_used(&lock);
         assert_eq!(found, self.model.find(&namespace, &tokens));
         assert_eq!(lock.boundary(), found.pages);
         self.seen.matched += found.pages.0;
+        self.model.cut(&namespace, &tokens, found.pages.0);
+        let conversation = Tokens(tokens.len() as u32);
+        let by = Use { hit: true, state: true, priority, conversation };
+        self.model.touch(&namespace, &tokens, found.pages.0, by);
         let held = self.model.hold(&namespace, &tokens, found.pages.0);
         self.enter(held, lock);
     }
@@ -186,7 +225,8 @@ impl Run {
         self.next_id += 1;
         let (namespace, tokens) = (held.namespace.clone(), held.tokens.clone());
         self.model.held.insert(id, held);
-        self.sequences.push(Sequence { id, namespace, tokens, lock });
+        let priority = lock.user().priority;
+        self.sequences.push(Sequence { id, namespace, tokens, lock, priority });
     }
 
     fn draw(&mut self) -> Option<Sequence> {
@@ -250,10 +290,15 @@ impl Run {
         let mut tokens = sequence.tokens;
         tokens.extend(&more);
         assert_eq!(published.fates.len(), own.len());
-        self.apply_fates(&sequence.namespace, &tokens, before, &own, &published.fates);
+        let priority = sequence.priority;
+        self.apply_fates(&sequence.namespace, &tokens, before, &own, &published.fates, priority);
         let boundary = (tokens.len() / self.model.page_tokens()) as u32;
+        self.model.cut(&sequence.namespace, &tokens, boundary);
         let taken = self.apply_states(&sequence.namespace, &tokens, states.as_deref());
         assert_eq!(published.states_taken, taken);
+        let conversation = Tokens(tokens.len() as u32);
+        let by = Use { hit: false, state: states.is_some(), priority, conversation };
+        self.model.touch(&sequence.namespace, &tokens, boundary, by);
         assert_eq!(published.lock.boundary(), Pages(boundary));
         let held = self.model.hold(&sequence.namespace, &tokens, boundary);
         self.model.held.remove(&sequence.id);
@@ -267,10 +312,17 @@ impl Run {
         before: usize,
         own: &[OwnPage],
         fates: &[Fate],
+        priority: i64,
     ) {
         let page = self.model.page_tokens();
         let states = self.model.chain.states().len();
         let windows = self.model.chain.windows().len();
+        let known = fates.iter().take_while(|fate| **fate != Fate::Kept).count();
+        self.model.cut(namespace, tokens, (before / page + known) as u32);
+        let now = self.model.clock;
+        let record = Record { last: now, inserted: now, hits: 0 };
+        let conversation = Tokens(0);
+        let used = Used { full: record, window: record, state: record, priority, conversation };
         for (index, (own, fate)) in own.iter().zip(fates).enumerate() {
             let key = (namespace.clone(), tokens[..before + (index + 1) * page].to_vec());
             let flying: Vec<usize> = (0..windows).filter(|&w| self.is_flying(&key, w)).collect();
@@ -278,6 +330,8 @@ impl Run {
                 virt: own.virt,
                 windows: (0..windows).map(|window| own.windows.contains(window)).collect(),
                 states: vec![None; states],
+                cut: false,
+                used,
             };
             match self.model.pages.get_mut(&key) {
                 None => {
@@ -314,9 +368,14 @@ impl Run {
         states: Option<&[VirtId]>,
     ) -> Ordinals {
         let key = (namespace.clone(), tokens.to_vec());
-        let (Some(states), Some(page)) = (states, self.model.pages.get_mut(&key)) else {
+        let Some(states) = states.filter(|_| self.model.pages.contains_key(&key)) else {
             return Ordinals::NONE;
         };
+        if self.model.pages[&key].states.iter().all(Option::is_none) {
+            let boundary = (tokens.len() / self.model.page_tokens()) as u32;
+            self.model.states_are_new(namespace, tokens, boundary);
+        }
+        let page = self.model.pages.get_mut(&key).unwrap();
         let missing = (0..states.len()).filter(|&state| page.states[state].is_none());
         let missing: Ordinals = missing.collect();
         missing.iter().for_each(|state| page.states[state] = Some(states[state]));
@@ -350,6 +409,14 @@ impl Run {
         let before = self.tree.fingerprint();
         let plan = self.tree.plan(&request);
         assert_eq!(self.tree.fingerprint(), before, "planning changed something");
+        let victims = plan.as_ref().ok().map(|plan| {
+            plan.victims().iter().map(|victim| (victim.pool, victim.virt)).collect::<Vec<_>>()
+        });
+        let policy = self.settings.eviction_policy();
+        let (geometry, prefer) = (request.geometry, request.prefer);
+        let predicted =
+            victims::predict(&self.model, policy.as_ref(), prefer, geometry, request.demand);
+        assert_eq!(victims, predicted, "the tree's victims, the model's ({:?})", self.settings);
         let Ok(plan) = plan else {
             self.seen.refused += 1;
             return;
@@ -376,10 +443,34 @@ impl Run {
         for pool in pools.into_iter().chain([full]) {
             for &virt in &detached.victims()[pool] {
                 let (key, page) = self.model.evict(pool, virt);
-                taken.push((pool, virt, key, page));
+                let above = self.above(&key);
+                let starts = above.is_none_or(|above| self.model.pages[&above].cut);
+                taken.push((pool, virt, key, page.map(|page| (page, starts))));
             }
         }
         taken
+    }
+
+    /// The page before a page.
+    fn above(&self, key: &Key) -> Option<Key> {
+        let len = key.1.len() - self.model.page_tokens();
+        (len > 0).then(|| (key.0.clone(), key.1[..len].to_vec()))
+    }
+
+    /// A full page goes back: to the edge that it was cut from, if nothing follows or holds that by now.
+    fn put_back(&mut self, key: Key, mut page: Page, starts: bool) {
+        if let Some(above) = self.above(&key).filter(|_| !starts) {
+            let stateless = self.model.pages[&above].states.iter().all(Option::is_none);
+            let alone = stateless
+                && !self.model.has_children(&above)
+                && !self.model.is_locked(&above, None);
+            let above = self.model.pages.get_mut(&above).unwrap();
+            above.cut = !alone;
+            if alone {
+                page.used = above.used;
+            }
+        }
+        assert!(self.model.pages.insert(key, page).is_none(), "its place was taken");
     }
 
     fn attach_all(&mut self) {
@@ -416,8 +507,8 @@ impl Run {
             if homeless.contains(&(pool, virt)) {
                 continue;
             }
-            if let Some(page) = page {
-                assert!(self.model.pages.insert(key, page).is_none(), "its place was taken");
+            if let Some((page, starts)) = page {
+                self.put_back(key, page, starts);
                 continue;
             }
             let page = self.model.pages.get_mut(&key).expect("went back to nowhere");
@@ -470,10 +561,12 @@ fn run(seed: u64, steps: u32) -> Seen {
 
 #[test]
 fn the_tree_agrees_with_a_list_of_pages() {
-    let seeds = std::env::var("KVTIDE_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
+    let number = |name: &str| std::env::var(name).ok().and_then(|number| number.parse().ok());
+    let (seeds, steps) = (number("KVTIDE_SEEDS"), number("KVTIDE_STEPS"));
+    let first = number("KVTIDE_SEED").unwrap_or(0);
     let mut all = Seen::default();
-    for seed in 0..seeds.unwrap_or(1_000) {
-        match std::panic::catch_unwind(|| run(seed, 200)) {
+    for seed in first..first + seeds.unwrap_or(SEEDS) {
+        match std::panic::catch_unwind(|| run(seed, steps.unwrap_or(STEPS) as u32)) {
             Ok(seen) => {
                 all.matched += seen.matched;
                 all.healed += seen.healed;

@@ -1,8 +1,8 @@
 //! A list of cached pages, scanned for every answer.
 
 use kvtide_core::chain::Chain;
-use kvtide_core::tree::{Counters, Match, Namespace};
-use kvtide_core::unit::{Pages, PoolId, Token, VirtId};
+use kvtide_core::tree::{Counters, Match, Namespace, Record};
+use kvtide_core::unit::{Pages, PoolId, Token, Tokens, VirtId};
 use std::collections::BTreeMap;
 
 pub(crate) type Key = (Namespace, Vec<Token>);
@@ -13,6 +13,29 @@ pub(crate) struct Page {
     pub(crate) virt: VirtId,
     pub(crate) windows: Vec<bool>,
     pub(crate) states: Vec<Option<VirtId>>,
+    /// Whether an edge of the tree was made to end here: use is recorded by edge.
+    pub(crate) cut: bool,
+    pub(crate) used: Used,
+}
+
+/// What is recorded of a page's use.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Used {
+    pub(crate) full: Record,
+    pub(crate) window: Record,
+    pub(crate) state: Record,
+    pub(crate) priority: i64,
+    pub(crate) conversation: Tokens,
+}
+
+/// A use of a path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Use {
+    /// A match, or else a publication.
+    pub(crate) hit: bool,
+    pub(crate) state: bool,
+    pub(crate) priority: i64,
+    pub(crate) conversation: Tokens,
 }
 
 /// What a lock holds.
@@ -28,6 +51,8 @@ pub(crate) struct Model {
     pub(crate) chain: Chain,
     pub(crate) pages: BTreeMap<Key, Page>,
     pub(crate) held: BTreeMap<u32, Held>,
+    /// Uses so far.
+    pub(crate) clock: u64,
 }
 
 impl Model {
@@ -79,6 +104,81 @@ impl Model {
             full_pages: Pages(full),
             virts: (1..=usable).map(|end| page(end).virt).collect(),
             states,
+        }
+    }
+
+    /// The page's key at a boundary.
+    pub(crate) fn key(&self, namespace: &Namespace, tokens: &[Token], boundary: u32) -> Key {
+        (namespace.clone(), tokens[..boundary as usize * self.page_tokens()].to_vec())
+    }
+
+    /// Makes an edge end at a boundary.
+    pub(crate) fn cut(&mut self, namespace: &Namespace, tokens: &[Token], boundary: u32) {
+        let key = self.key(namespace, tokens, boundary);
+        if let Some(page) = self.pages.get_mut(&key) {
+            page.cut = true;
+        }
+    }
+
+    /// Whether pages follow a page.
+    pub(crate) fn has_children(&self, key: &Key) -> bool {
+        let len = key.1.len() + self.page_tokens();
+        self.pages
+            .keys()
+            .any(|other| other.0 == key.0 && other.1.len() == len && other.1.starts_with(&key.1))
+    }
+
+    /// Boundary at which the edge of the page before a boundary starts; the path is cut there.
+    fn edge_start(&self, namespace: &Namespace, tokens: &[Token], boundary: u32) -> u32 {
+        let ends = |&end: &u32| self.page(namespace, tokens, end).is_some_and(|page| page.cut);
+        (1..boundary).rev().find(ends).unwrap_or(0)
+    }
+
+    /// Records a use of the path to a boundary, at which an edge ends.
+    pub(crate) fn touch(
+        &mut self,
+        namespace: &Namespace,
+        tokens: &[Token],
+        boundary: u32,
+        by: Use,
+    ) {
+        self.clock += 1;
+        let now = self.clock;
+        let starts = self.window_pages().into_iter().map(|pages| boundary.saturating_sub(pages));
+        // The window's first edge is used as a whole.
+        let window = starts.min().map(|first| self.edge_start(namespace, tokens, first + 1));
+        let state = self.edge_start(namespace, tokens, boundary);
+        for end in 1..=boundary {
+            let key = self.key(namespace, tokens, end);
+            let used = &mut self.pages.get_mut(&key).unwrap().used;
+            let touch = |record: &mut Record| {
+                record.last = now;
+                record.hits += u32::from(by.hit);
+            };
+            touch(&mut used.full);
+            used.priority = used.priority.max(by.priority);
+            used.conversation = by.conversation;
+            if window.is_some_and(|window| end > window) {
+                touch(&mut used.window);
+            }
+            if by.state && end > state {
+                touch(&mut used.state);
+            }
+        }
+    }
+
+    /// States are new at a boundary: their record starts afresh.
+    pub(crate) fn states_are_new(
+        &mut self,
+        namespace: &Namespace,
+        tokens: &[Token],
+        boundary: u32,
+    ) {
+        for end in self.edge_start(namespace, tokens, boundary) + 1..=boundary {
+            let key = self.key(namespace, tokens, end);
+            let now = self.clock;
+            self.pages.get_mut(&key).unwrap().used.state =
+                Record { last: now, inserted: now, hits: 0 };
         }
     }
 
