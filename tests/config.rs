@@ -150,7 +150,7 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     (
         "[cache]",
         "[cahce]",
-        "25:2: `cahce`: unknown field `cahce`, expected one of `arena`, `model`, `cache`, `reclaim`, `state`, `queue`, `device`, `service`",
+        "25:2: `cahce`: unknown field `cahce`, expected one of `arena`, `model`, `cache`, `reclaim`, `state`, `pin`, `queue`, `device`, `service`",
     ),
     (
         TOTAL,

@@ -86,6 +86,7 @@ impl Allocator {
             states: states.clone(),
         };
         let published = self.radix.ask(question).await.map_err(gone)?.0;
+        let forked = pages.iter().any(|page| self.is_shared(page.virt));
         for (page, fate) in pages.iter().zip(&published.fates) {
             self.forget_shares(page.virt);
             self.settle_fate(page.virt, page.windows, fate);
@@ -101,7 +102,9 @@ impl Allocator {
         }
         let virts: Vec<VirtId> = pages.iter().map(|page| page.virt).collect();
         self.extend_lease_locks(id, &virts).await?;
-        self.publish_forks(id, &virts, &published.fates).await?;
+        if forked {
+            self.publish_forks(id, &virts, &published.fates).await?;
+        }
         // What was this sequence's alone may now be another's to evict.
         self.note_progress();
         Ok(())
